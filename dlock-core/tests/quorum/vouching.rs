@@ -274,13 +274,17 @@ async fn a_quorum_that_was_suspended_gets_its_votes_back_whatever_is_held() {
     let error = locks.lock("other").try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     // Suspended nodes still say of which quorum they were, also when that is done again.
-    let new = fleet.quorum(&[2, 3, 4]);
+    let (new, third) = (fleet.quorum(&[2, 3, 4]), Locks::new(fleet.nodes[2].clone()));
     for refused in [ErrorKind::InvalidConfig, ErrorKind::Busy] {
         new.suspend().await.unwrap();
         assert_eq!(new.bootstrap().await.unwrap_err().kind(), refused);
         // The renewal gives the lock to the third too, which is then seen there.
         fleet.clock.advance(Duration::from_secs(11));
         until("the renewal", || guard.remaining().is_some_and(|left| left > Duration::from_secs(25)));
+        // That goes on when the majority has answered.
+        while third.inspect(guard.key()).await.unwrap().is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
     assert_eq!(old.bootstrap().await.unwrap(), [NodeSetup::Repaired; 3]);
     guard.check().unwrap();
