@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
-use dlock::{Baton, Guard, Locks, Wait};
+use dlock::{Baton, Guard, Locks, MAX_LEASE, MIN_LEASE, Requirement, Wait};
 use serde_json::json;
 
 use crate::run::{SHUTDOWN, under, warn};
@@ -54,8 +54,8 @@ pub(crate) enum BatonTask {
     ///
     /// The command is run as by `dlock run`.
     Exec {
-        /// Keep the lock for so long after the command, for whoever has the file then
-        #[arg(long, value_name = "TIME", value_parser = crate::duration)]
+        /// Keep the lock for so long after the command, for whoever has the file then: 50ms to 24h
+        #[arg(long, value_name = "TIME", value_parser = kept_for)]
         keep: Option<Duration>,
         /// How long the lock outlives this process when it dies; it is renewed at a third of that
         #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::duration)]
@@ -80,8 +80,15 @@ pub(crate) enum BatonTask {
 #[derive(Debug, Args)]
 pub(crate) struct Kept {
     /// For how long nobody else gets the lock: 50ms to 24h
-    #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = crate::duration)]
+    #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = kept_for)]
     time: Duration,
+}
+
+/// A time for which a lock can be kept: one that cannot is refused before the lock is taken over, which would be lost.
+fn kept_for(text: &str) -> Result<Duration, String> {
+    let time = crate::duration(text)?;
+    let can_be = (MIN_LEASE..=MAX_LEASE).contains(&time);
+    if can_be { Ok(time) } else { Err("a lock is kept for 50ms to 24h".to_owned()) }
 }
 
 pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u8, Trouble> {
@@ -90,6 +97,7 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
         return Ok(0);
     }
     let locks = store::open(url).await?;
+    locks.require(&[Requirement::HandOver])?;
     let carried = carry_out(&locks, task, as_json).await;
     let _ = locks.shutdown(SHUTDOWN).await;
     carried
@@ -103,11 +111,11 @@ async fn carry_out(locks: &Locks, task: BatonTask, as_json: bool) -> Result<u8, 
                 return Err(Trouble::usage(what));
             }
             let guard = locks.lock(&key).with_lease(LEASE).with_wait(wait).acquire().await?;
-            keep(locks, guard, kept.time, &file, as_json).await
+            keep(locks, guard, kept.time, (&file, Place::Free), as_json).await
         }
         BatonTask::Renew { kept, file } => {
             let guard = locks.take_over(&read(&file)?).await?;
-            keep(locks, guard, kept.time, &file, as_json).await
+            keep(locks, guard, kept.time, (&file, Place::Baton), as_json).await
         }
         BatonTask::Release { file } => {
             locks.take_over(&read(&file)?).await?.release().await?;
@@ -124,7 +132,7 @@ async fn carry_out(locks: &Locks, task: BatonTask, as_json: bool) -> Result<u8, 
                 return outcome;
             }
             let ended = match time {
-                Some(time) => keep(locks, guard, time, &file, as_json).await.map(drop),
+                Some(time) => keep(locks, guard, time, (&file, Place::Baton), as_json).await.map(drop),
                 None => {
                     remove(&file);
                     guard.release().await.map_err(Trouble::from)
@@ -143,22 +151,37 @@ async fn carry_out(locks: &Locks, task: BatonTask, as_json: bool) -> Result<u8, 
     }
 }
 
+/// What stands where a baton is written.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// Nothing: what has come since is not overwritten, which may be the baton of another lock.
+    Free,
+    /// The baton that was taken over, and is worthless.
+    Baton,
+}
+
 /// Hands the lock over to whoever has the file.
 async fn keep(
     locks: &Locks,
     guard: Guard,
     time: Duration,
-    file: &Path,
+    (file, place): (&Path, Place),
     as_json: bool,
 ) -> Result<u8, Trouble> {
     let baton = guard.hand_over().for_at_most(time).await?;
-    if let Err(error) = write(file, &baton) {
+    if let Err(error) = write(file, place, &baton) {
         // Nobody has it.
-        if let Ok(guard) = locks.take_over(&baton).await {
-            let _ = guard.release().await;
-        }
-        let what = format!("{} cannot be written: {error}; the lock was released", file.display());
-        return Err(Trouble::new(OTHER, what));
+        let ended = match locks.take_over(&baton).await {
+            Ok(guard) => guard.release().await,
+            Err(error) => Err(error),
+        };
+        let lock = match ended {
+            Ok(()) => "the lock was released".to_owned(),
+            Err(error) => {
+                format!("the lock is kept until its time is over, since it could not be released: {error}")
+            }
+        };
+        return Err(Trouble::new(OTHER, format!("{} cannot be written: {error}; {lock}", file.display())));
     }
     if !is_standard(file) {
         report(&baton, as_json)?;
@@ -207,7 +230,7 @@ fn read(file: &Path) -> Result<Baton, Trouble> {
 }
 
 /// Writes a baton for this user alone, and in the place of one that is there in one step.
-fn write(file: &Path, baton: &Baton) -> io::Result<()> {
+fn write(file: &Path, place: Place, baton: &Baton) -> io::Result<()> {
     let text = format!("{}\n", baton.to_text());
     if is_standard(file) {
         return stdout().lock().write_all(text.as_bytes());
@@ -219,7 +242,10 @@ fn write(file: &Path, baton: &Baton) -> io::Result<()> {
         let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
         new.write_all(text.as_bytes())?;
         new.sync_all()?;
-        fs::rename(&beside, file)
+        match place {
+            Place::Baton => fs::rename(&beside, file),
+            Place::Free => fs::hard_link(&beside, file).and_then(|()| fs::remove_file(&beside)),
+        }
     };
     written().inspect_err(|_| drop(fs::remove_file(&beside)))
 }

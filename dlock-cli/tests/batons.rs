@@ -24,6 +24,12 @@ fn a_lock_is_taken_in_one_step_kept_in_a_file_and_released_in_another() {
 
     let again = store.dlock(["baton", "acquire", "--key", "other", path]).done();
     assert_eq!(again.code, 64, "what is there is not overwritten: {}", again.err);
+    // A time that cannot be kept is refused before the lock is taken over.
+    for wrong in [["baton", "renew", "--for", "0s", path], ["baton", "renew", "--for", "25h", path]] {
+        let refused = store.dlock(wrong).done();
+        assert_eq!(refused.code, 64, "{}", refused.err);
+        assert!(refused.err.contains("50ms to 24h"), "{}", refused.err);
+    }
     let renewed = store.dlock(["baton", "renew", "--for", "2h", path]).done();
     assert_eq!(renewed.code, 0, "{}", renewed.err);
     assert!(renewed.out.contains("1h 59m"), "{}", renewed.out);

@@ -271,9 +271,6 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// What stays taken for no longer than this by [`Claim::leave`] is not left anew for longer.
-pub const ENDING: Duration = Duration::from_millis(10);
-
 /// One series of attempts to take one lock under one token, and the hold that may come of it.
 ///
 /// See the [module](self) for the rules.
@@ -381,10 +378,9 @@ pub trait Claim: Send + 'static {
     /// the token [`left_behind`](Token::left_behind), with the line of its holder behind
     /// [`LEFT_BEHIND`]. Those who wait are notified as after a release. Nothing but time
     /// and [`force_release`](Backend::force_release) ends it: neither a renewal nor a withdrawal of this claim.
-    /// Idempotent: where it finds what it left before, it says that it was [`removed`](Withdrawal::removed), and may
-    /// start the time again. Where the backend [hands locks over](Capabilities::hands_over) it does so: a hand-over
-    /// that is dropped is retracted by leaving the key for 1 ms. But what ends within [`ENDING`] is not left for
-    /// longer: that was the last word, and the request before it may arrive only then.
+    /// Idempotent: where it finds what it left before, the key's end becomes the earlier of its own and so long from
+    /// now, and it says that it was [`removed`](Withdrawal::removed). So a request that arrives late lengthens nothing,
+    /// and one for a short time retracts what was left for a long one.
     ///
     /// The engine calls it in place of [`withdraw`](Self::withdraw), for locks that are held alone, and only where the
     /// backend has the [capability](Capabilities::leaves).

@@ -217,7 +217,7 @@ impl<'a> Acquire<'a> {
             scope::may_acquire(engine)?;
             if let Some((_, ticket)) = &line
                 && let Some(handoff) = ticket.take_parcel().and_then(Handoff::of)
-                && let Some(share) = self.take_over(handoff)?
+                && let Some(share) = self.accept_handoff(handoff)?
             {
                 if let Some((_, ticket)) = line {
                     ticket.win(self.next_poll(None));
@@ -534,7 +534,7 @@ impl<'a> Acquire<'a> {
         let pause = retry_after.map_or(poll, |left| poll.min(left.saturating_add(Duration::from_millis(1))));
         if let Some(ticket) = ticket {
             ticket.poll_after(pause);
-            if self.takes_over() {
+            if self.accepts_handoff() {
                 ticket.accept(self.specs[self.place].options.lease);
             }
         }

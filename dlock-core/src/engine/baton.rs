@@ -1,9 +1,9 @@
-//! Handing a lock over: closing a hold, and leaving its key for whoever brings the baton.
+//! Handing a lock over: closing a hold, and leaving its key for the process that presents the baton.
 //!
 //! ```text
 //! Held ── close ──▶ closed, believed by nobody ── leave ──▶ left for the baton ── taken over ──▶ another hold
 //!                        │                                    │
-//!                        └─ failed or dropped: withdrawn      └─ taken by nobody: its time ends it
+//!                        └─ failed or dropped: freed          └─ taken by nobody: its time ends it
 //! ```
 //!
 //! The belief ends before the first request is sent, so that it has ended whenever the key can be taken over. The key
@@ -14,12 +14,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::backend::Withdrawal;
 use crate::backend::dynamic::DynClaim;
+use crate::backend::{Backoff, Withdrawal};
 use crate::baton::Baton;
+use crate::clock::Timestamp;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
-use crate::engine::hold::Hold;
+use crate::engine::hold::{Carriage, Condition, Hold, Uncarried};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
 use crate::handles::requirement::{Requirement, check};
@@ -27,18 +28,18 @@ use crate::telemetry::Spanned;
 
 /// Hands `hold` over, and returns the baton. The key stays taken for `at_most`, by default for a lease.
 pub(crate) async fn hand_over(hold: &Arc<Hold>, at_most: Option<Duration>) -> Result<Baton, Error> {
+    let leaving = HandingOver::begin(hold, at_most)?.leave();
     let span = hold.engine.telemetry.release_started(hold.subject());
-    let begun = HandingOver::begin(hold, at_most);
-    let handed = async {
-        let leaving = begun?.leave();
-        if hold.engine.serves_here() {
-            return hold.engine.awaited(pin!(leaving)).await;
-        }
+    let leaving = leaving.in_span(span.clone());
+    let left = if hold.engine.serves_here() {
+        hold.engine.awaited(pin!(leaving)).await
+    } else {
         // On the keeper's thread, for a caller whose runtime does not serve.
         let closed = |failure| Err(hold.error(Operation::HandOver, failure));
         Box::pin(hold.engine.run(leaving)).await.unwrap_or_else(closed)
     };
-    let result = handed.in_span(span.clone()).await;
+    // The caller has the baton from here on; until then what was left is retracted when this is dropped.
+    let result = left.map(LeftKey::into_baton);
     hold.engine.telemetry.released(&span, result.as_ref().err());
     result
 }
@@ -49,6 +50,11 @@ fn check_hold(hold: &Hold, at_most: Duration) -> Result<(), Failure> {
     check(&[Requirement::HandOver], &hold.engine.capabilities)?;
     if !hold.mode().is_exclusive() {
         return unsupported("only a lock that is held alone can be handed over, not what is read or permits");
+    }
+    if hold.role.is_some() {
+        return unsupported(
+            "a leader's term and the lock of a job stay with their owner; hand over a lock of its own",
+        );
     }
     if hold.fair && !hold.engine.capabilities.fair {
         return unsupported("a fair lock cannot be handed over; leave out `fair` for this key");
@@ -61,7 +67,7 @@ fn check_hold(hold: &Hold, at_most: Duration) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A closed hold whose key is being left. Dropping it has the keeper withdraw what is still the giver's.
+/// A closed hold whose key is being left. Dropping it has the keeper free the key: nobody has the baton.
 struct HandingOver {
     hold: Arc<Hold>,
     at_most: Duration,
@@ -69,28 +75,43 @@ struct HandingOver {
     activity: Option<ActivityToken>,
 }
 
+/// A key that was left, whose baton the caller does not have yet.
+struct LeftKey {
+    from: HandingOver,
+    baton: Baton,
+    withdrawn: Withdrawal,
+}
+
 impl HandingOver {
     /// Closes the hold, unless it cannot be handed over: then it stays as it is.
     fn begin(hold: &Arc<Hold>, at_most: Option<Duration>) -> Result<Self, Error> {
-        let refuse = |failure| hold.error(Operation::HandOver, failure);
-        hold.engine.refuse_in_child().map_err(refuse)?;
+        let refuse = |kind, why: &'static str| hold.error(Operation::HandOver, Failure::new(kind, why));
+        hold.engine.refuse_in_child().map_err(|failure| hold.error(Operation::HandOver, failure))?;
         hold.check()?;
         let at_most = at_most.unwrap_or(hold.lease);
-        check_hold(hold, at_most).map_err(refuse)?;
-        if !hold.has_only_share() {
-            let why = "the caller has further guards of it, or bodies or tasks that run under it; hand it over with the \
-                       last of them";
-            return Err(refuse(Failure::new(ErrorKind::Conflict, why)));
-        }
+        check_hold(hold, at_most).map_err(|failure| hold.error(Operation::HandOver, failure))?;
         let activity = hold.engine.registry.activity.begin();
-        if !hold.close_to_hand_over() {
-            return Err(refuse(Failure::new(ErrorKind::Lost, hold.cause())));
-        }
+        // From here on the release is the hand-over's, whatever comes of it.
+        hold.carry().map_err(|why| match why {
+            Uncarried::Shared => refuse(
+                ErrorKind::Conflict,
+                "the caller has further guards of it, or bodies or tasks that run under it; hand it over with the last \
+                 of them",
+            ),
+            Uncarried::Carried => refuse(ErrorKind::NotHeld, "it is handed over already"),
+            Uncarried::Released => refuse(ErrorKind::NotHeld, "it was released"),
+        })?;
+        let was = hold.close();
         let at_most = at_most.max(hold.leave_until().since(hold.engine.clock.now()));
-        Ok(Self { hold: Arc::clone(hold), at_most, claim: None, activity: Some(activity) })
+        let handing = Self { hold: Arc::clone(hold), at_most, claim: None, activity: Some(activity) };
+        if was == Condition::Lost || hold.is_lost() {
+            // Dropped, so that what is left of it on the server is withdrawn.
+            return Err(hold.error(Operation::HandOver, Failure::new(ErrorKind::Lost, hold.cause())));
+        }
+        Ok(handing)
     }
 
-    async fn leave(mut self) -> Result<Baton, Error> {
+    async fn leave(mut self) -> Result<LeftKey, Error> {
         let hold = Arc::clone(&self.hold);
         let limit = hold.request_timeout;
         let fail = |failure| hold.error(Operation::HandOver, failure);
@@ -105,37 +126,57 @@ impl HandingOver {
         };
         let claim = self.claim.insert(claim);
         let token = claim.token().left_behind();
+        // The first request counts: one that is made again lengthens nothing.
+        let until = SystemTime::now() + self.at_most;
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut asked = 0;
-        let (withdrawn, until) = loop {
-            let until = SystemTime::now() + self.at_most;
-            match withdraw_once(claim, &hold.engine, (limit, hold.lease), self.at_most).await {
-                Ok(withdrawn) => break (withdrawn, until),
-                // A reply may be lost after the key was left: asked again, it is left anew.
-                Err(failure) if failure.is_transient() && asked < hold.rechecks.max(1) => asked += 1,
-                Err(failure) => return Err(fail(failure)),
+        let withdrawn = loop {
+            let answer = withdraw_once(claim, &hold.engine, (limit, hold.lease), self.at_most).await;
+            let failure = match answer {
+                Ok(withdrawn) => break withdrawn,
+                Err(failure) => failure,
+            };
+            let pause = backoff.pause(hold.engine.entropy.fraction());
+            let in_time = hold.engine.clock.now() + pause < hold.deadline();
+            if !failure.is_transient() || !hold.hands_over_again(asked) || !in_time {
+                return Err(fail(failure));
             }
+            asked += 1;
+            hold.engine.timers.sleep(pause).await;
         };
-        let Withdrawal { removed, settled, others_waiting } = withdrawn;
-        if !removed {
+        if !withdrawn.removed {
             let cause = "the backend no longer had it under our token";
             return Err(fail(Failure::new(ErrorKind::NotHeld, cause)));
         }
-        if let Some(activity) = self.activity.take()
+        let baton = Baton::new(hold.engine.name, hold.key.clone(), token, hold.fence, until);
+        Ok(LeftKey { from: self, baton, withdrawn })
+    }
+}
+
+impl LeftKey {
+    /// Gives the baton to the caller.
+    fn into_baton(mut self) -> Baton {
+        let hold = Arc::clone(&self.from.hold);
+        hold.note_carriage(Carriage::Done);
+        let Withdrawal { settled, others_waiting, .. } = self.withdrawn;
+        if let Some(activity) = self.from.activity.take()
             && !settled
-            && let Some(claim) = self.claim.take()
+            && let Some(claim) = self.from.claim.take()
         {
-            // What was sent under our token before may still take effect, and is withdrawn; the baton has another.
-            Cleanup { retracts: false, ..Cleanup::of_hold(&hold, claim, activity) }.later();
+            // What was sent under the hold's token may still take effect, and is withdrawn; the baton has another one.
+            let nothing = Timestamp::from_nanos(0);
+            let rest = Cleanup::of_hold(&hold, claim, activity);
+            Cleanup { retracts: false, leave_until: nothing, ..rest }.later();
         }
         hold.engine.released(&hold.key, hold.ended_tenure(), others_waiting);
-        Ok(Baton::new(hold.engine.name, hold.key.clone(), token, hold.fence, until))
+        self.baton
     }
 }
 
 impl Drop for HandingOver {
     fn drop(&mut self) {
         let Some(activity) = self.activity.take() else { return };
-        // Nobody has the baton: the key does not stay taken.
+        self.hold.note_carriage(Carriage::Failed);
         match self.claim.take() {
             None => release_later(Arc::clone(&self.hold), activity),
             Some(claim) => Cleanup::of_hold(&self.hold, claim, activity).later(),

@@ -56,7 +56,7 @@ impl Cleanup {
             tenure: hold.ended_tenure(),
             trace: hold.trace.clone(),
             leave_until: hold.leave_until(),
-            retracts: hold.was_handed_over(),
+            retracts: hold.is_carried(),
             left: None,
         }
     }
@@ -92,9 +92,10 @@ impl Cleanup {
         // Whether the answer may be the first that tells of a lock that was there.
         let mut news = true;
         loop {
-            let left = if self.retracts { RETRACTED_FOR } else { self.leave_until.since(clock.now()) };
-            let answer =
-                withdraw_once(&mut self.claim, &self.engine, (self.request_timeout, self.lease), left).await;
+            let left = self.leave_until.since(clock.now());
+            let leaves_for = if self.retracts { left.max(RETRACTED_FOR) } else { left };
+            let limits = (self.request_timeout, self.lease);
+            let answer = withdraw_once(&mut self.claim, &self.engine, limits, leaves_for).await;
             let over = clock.now() >= until;
             if answer.is_ok() {
                 self.engine.registry.contacted(clock.now());

@@ -79,7 +79,7 @@ async fn ask_until_known(mut unconfirmed: Unconfirmed) -> Result<(), Failure> {
     loop {
         match ask(&hold).await {
             Ok(()) => return Ok(()),
-            Err(failure) if failure.is_transient() && asked < hold.rechecks => asked += 1,
+            Err(failure) if failure.is_transient() && hold.asks_again(asked) => asked += 1,
             Err(failure) => {
                 if !(failure.is_transient() || failure.kind().is_revocation()) {
                     unconfirmed.0 = None;

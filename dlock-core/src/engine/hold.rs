@@ -18,13 +18,13 @@ use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::guarded::wake_all;
-use crate::handles::options::margin;
+use crate::handles::options::{Role, margin};
 use crate::key::Key;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::{Loss, Site, Subject, Trace};
 use claim::ClaimPlace;
-pub(super) use shares::ShareKind;
+pub(super) use shares::{ShareKind, Uncarried};
 
 const HELD: u8 = 0;
 const SUSPECT: u8 = 1;
@@ -44,6 +44,25 @@ pub(crate) enum Condition {
     Released,
 }
 
+/// What came of handing a hold over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Carriage {
+    Begun,
+    Done,
+    Failed,
+}
+
+impl Carriage {
+    const fn sentence(self) -> &'static str {
+        match self {
+            Self::Begun => "it is being handed over",
+            Self::Done => "it was handed over",
+            Self::Failed => "it could not be handed over, and is released in the background",
+        }
+    }
+}
+
 /// A lock that was granted. Shared by the guards of its owner, the views of it, and the keeper.
 pub(crate) struct Hold {
     pub(crate) engine: Arc<Engine>,
@@ -52,6 +71,8 @@ pub(crate) struct Hold {
     pub(crate) fence: Option<Fence>,
     /// How it was granted; see [`mode`](Self::mode).
     granted_as: Mode,
+    /// What its owner does with it, where that is more than to hold a lock.
+    pub(super) role: Option<Role>,
     /// Whether it was asked to be kept in line.
     pub(super) fair: bool,
     /// The last of the fences that were reserved with it; zero when it is not to be passed on.
@@ -59,7 +80,8 @@ pub(crate) struct Hold {
     pub(crate) tenure: Tenure,
     pub(super) acquired_at: Timestamp,
     pub(crate) request_timeout: Duration,
-    pub(crate) rechecks: u32,
+    /// How often the owner asks again after an unknown outcome; `None` for as long as that is of use.
+    rechecks: Option<u32>,
     /// The lease to be kept up, or the requested one where a session keeps the lock.
     pub(crate) lease: Duration,
     validity: Validity,
@@ -88,8 +110,8 @@ pub(crate) struct Hold {
     pub(super) downgrades: AtomicBool,
     /// The keeper asks for that.
     pub(super) downgrades_later: AtomicBool,
-    /// It was closed to be handed over.
-    handed_over: AtomicBool,
+    /// What came of handing it over.
+    carriage: AtomicU8,
     pub(super) listing: RegistryEntry,
     changed: Notify,
     loss: OnceLock<Cow<'static, str>>,
@@ -154,12 +176,13 @@ impl Hold {
             site,
             fence,
             granted_as: options.mode,
+            role: options.role,
             fair: options.fair,
             last_fence,
             tenure,
             acquired_at: now,
             request_timeout: options.request_timeout(),
-            rechecks: options.rechecks.unwrap_or(1),
+            rechecks: options.rechecks,
             lease: length.unwrap_or(options.lease),
             validity,
             trace: Trace::current(),
@@ -177,7 +200,7 @@ impl Hold {
             shares: AtomicU64::new(ShareKind::Plain.one()),
             downgrades: AtomicBool::new(false),
             downgrades_later: AtomicBool::new(false),
-            handed_over: AtomicBool::new(false),
+            carriage: AtomicU8::new(Carriage::Begun as u8),
             listing: RegistryEntry::default(),
             changed: Notify::new(),
             loss: OnceLock::new(),
@@ -243,12 +266,25 @@ impl Hold {
                 "the connection that keeps it is gone; wait until it is back or lost",
             ),
             Condition::Lost => Failure::new(ErrorKind::Lost, self.cause()),
-            Condition::Released if self.was_handed_over() => {
-                Failure::new(ErrorKind::NotHeld, "it was handed over")
+            Condition::Released if self.is_carried() => {
+                Failure::new(ErrorKind::NotHeld, self.carriage().sentence())
             }
             Condition::Released => Failure::new(ErrorKind::NotHeld, "it was released"),
         };
         Err(self.error(Operation::Hold, failure))
+    }
+
+    /// What came of handing it over, where it [is carried](Self::is_carried).
+    pub(crate) fn carriage(&self) -> Carriage {
+        let state = self.carriage.load(Ordering::Acquire);
+        [Carriage::Done, Carriage::Failed]
+            .into_iter()
+            .find(|known| *known as u8 == state)
+            .unwrap_or(Carriage::Begun)
+    }
+
+    pub(super) fn note_carriage(&self, carriage: Carriage) {
+        self.carriage.store(carriage as u8, Ordering::Release);
     }
 
     pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
@@ -268,6 +304,16 @@ impl Hold {
 
     fn reason_of_expiry(&self) -> Loss {
         if self.deadline() == self.ends_at { Loss::MaxHold } else { Loss::Expired }
+    }
+
+    /// Whether a release or a downgrade whose caller waits is asked for again, after so many times.
+    pub(crate) fn asks_again(&self, asked: u32) -> bool {
+        asked < self.rechecks.unwrap_or(1)
+    }
+
+    /// Whether a hand-over is asked for again, after so many times, while its time lasts.
+    pub(super) fn hands_over_again(&self, asked: u32) -> bool {
+        self.rechecks.is_none_or(|most| asked < most)
     }
 
     pub(super) fn deadline(&self) -> Timestamp {

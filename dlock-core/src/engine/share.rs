@@ -65,7 +65,9 @@ impl Drop for Share {
                 // The lock is the parent's, and so are the locks in memory, which may be taken for good here.
                 return std::mem::forget(hold);
             }
-            drop_last(&hold);
+            if !hold.is_carried() {
+                drop_last(&hold);
+            }
         }
     }
 }

@@ -222,9 +222,9 @@ impl WaitQueue {
         }
     }
 
-    /// Hands the lock, whose lease is this long, to the first waiter of `key`, if that one waits for its turn and wants
-    /// such a lock. Gives it back otherwise.
-    pub(super) fn hand_over(&self, key: &Key, lease: Duration, parcel: Parcel) -> Result<(), Parcel> {
+    /// Passes the lock, whose lease is this long, on to the first waiter of `key`, if that one waits for its turn and
+    /// wants such a lock. Gives it back otherwise.
+    pub(super) fn pass_on(&self, key: &Key, lease: Duration, parcel: Parcel) -> Result<(), Parcel> {
         let first = {
             let mut shard = self.shard(Self::hash(key) % SHARDS);
             let Shard { lines, waiters } = &mut *shard;
@@ -399,13 +399,13 @@ impl Ticket<'_> {
     }
 
     /// Resolves when the lock is there to be [taken](Self::take_parcel).
-    pub(super) async fn handed_over(&self) {
+    pub(super) async fn passed_on(&self) {
         std::future::poll_fn(|context| self.poll_when(context, |_| false)).await;
     }
 
     /// Resolves when the lock is there to be [taken](Self::take_parcel), or this is the first waiter of a lock that was
     /// released. Returns which.
-    pub(super) async fn handed_over_or_released(&self) -> bool {
+    pub(super) async fn passed_on_or_released(&self) -> bool {
         std::future::poll_fn(|context| self.poll_when(context, |line| line.released)).await;
         self.has_parcel()
     }
@@ -414,7 +414,7 @@ impl Ticket<'_> {
         self.shard().waiters.get(self.place).is_some_and(|waiter| waiter.parcel.is_some())
     }
 
-    /// The lock, if it was handed to this one.
+    /// The lock, if it was passed on to this one.
     pub(super) fn take_parcel(&self) -> Option<Parcel> {
         let mut shard = self.shard();
         shard.waiters.get_mut(self.place)?.parcel.take().map(|(_, parcel)| parcel)

@@ -181,6 +181,10 @@ impl Batch {
         }
         let wanted = self.locks.iter().map(|lock| {
             let options = Options { wait, ..*lock.options() };
+            if options.takes_over.is_some() {
+                let what = "a batch takes no lock over from a baton; take that lock over by itself";
+                return Err(lock.error(Operation::Acquire, Failure::new(ErrorKind::Unsupported, what)));
+            }
             Ok(lock.spec(lock.checked(&options)?, options))
         });
         wanted.collect()

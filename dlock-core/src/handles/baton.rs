@@ -2,24 +2,23 @@
 
 use std::future::IntoFuture;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::baton::Baton;
 use crate::engine::baton::hand_over;
-use crate::engine::hold::Hold;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::locks::Locks;
-use crate::handles::requirement::{Requirement, check};
+use crate::handles::requirement::check_takes_over;
 
 /// A lock that is about to be handed over: to be awaited. See [`Guard::hand_over`].
 #[derive(Debug)]
 #[must_use = "nothing is handed over before it is awaited"]
 pub struct HandOver {
-    hold: Arc<Hold>,
+    /// Those of a batch, and none of a body that runs without the lock, are refused.
+    held: Held,
     at_most: Option<Duration>,
 }
 
@@ -37,7 +36,14 @@ impl IntoFuture for HandOver {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<Baton>> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { hand_over(&self.hold, self.at_most).await })
+        Box::pin(async move {
+            let Self { held, at_most } = self;
+            let [hold] = held.holds() else {
+                let what = "only one lock that is held can be handed over; this is a batch, or a body without a lock";
+                return Err(Error::new(Operation::HandOver, Failure::new(ErrorKind::Unsupported, what)));
+            };
+            hand_over(hold, at_most).await
+        })
     }
 }
 
@@ -50,8 +56,10 @@ impl Guard {
     ///   [`for_at_most`](HandOver::for_at_most) says; then others get the lock.
     /// * **Only the last share.** While the owner has further guards of the hold, or bodies or tasks run under it, it
     ///   is refused: they rely on the lock.
-    /// * A key that stays taken by [`with_hold_at_least`](Lock::with_hold_at_least) stays so for at least what is
-    ///   missing of that.
+    /// * A key that stays taken by [`with_hold_at_least`](Lock::with_hold_at_least) is kept for the baton for at least
+    ///   what is missing of that. Whoever takes it over releases it by options of its own.
+    /// * **A failure that may pass is asked again** until the lease would have ended, unless
+    ///   [`with_rechecks(0)`](Lock::with_rechecks) says otherwise.
     ///
     /// One request. The lock must be held alone and not be `fair`; a lock that a session keeps cannot leave it, and a
     /// quorum has no tokens of its own: see [`Requirement::HandOver`].
@@ -73,7 +81,8 @@ impl Guard {
     ///
     /// Nothing was changed, and the guard holds as before:
     ///
-    /// * [`ErrorKind::Unsupported`]: the backend or the lock cannot.
+    /// * [`ErrorKind::Unsupported`]: the backend cannot; the lock is fair, read, or permits; it is a leader's term or the
+    ///   lock of a job.
     /// * [`ErrorKind::Conflict`]: it has further shares, as above.
     /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the time is out of bounds.
     /// * [`ErrorKind::Suspect`], [`ErrorKind::Lost`] and [`ErrorKind::NotHeld`] as of [`check`](Self::check).
@@ -89,7 +98,7 @@ impl Guard {
     /// Nothing is changed before the first poll. When dropped later, the lock is released in the background: nobody has
     /// its baton.
     pub fn hand_over(&self) -> HandOver {
-        HandOver { hold: Arc::clone(self.hold()), at_most: None }
+        self.held().hand_over()
     }
 }
 
@@ -105,31 +114,8 @@ impl Held {
     /// # Cancel safety
     ///
     /// As [`Guard::hand_over`].
-    pub async fn hand_over(&self) -> Result<Baton> {
-        self.handing_over()?.await
-    }
-
-    /// Hands the lock over as [`hand_over`](Self::hand_over) does, for [so long at most](HandOver::for_at_most).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`hand_over`](Self::hand_over).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Guard::hand_over`].
-    pub async fn hand_over_for(&self, at_most: Duration) -> Result<Baton> {
-        self.handing_over()?.for_at_most(at_most).await
-    }
-
-    fn handing_over(&self) -> Result<HandOver> {
-        match self.holds() {
-            [hold] => Ok(HandOver { hold: Arc::clone(hold), at_most: None }),
-            _ => {
-                let what = "only one lock that is held can be handed over; this is a batch, or a body without a lock";
-                Err(Error::new(Operation::HandOver, Failure::new(ErrorKind::Unsupported, what)))
-            }
-        }
+    pub fn hand_over(&self) -> HandOver {
+        HandOver { held: self.clone(), at_most: None }
     }
 }
 
@@ -170,13 +156,8 @@ impl Lock {
     /// When the acquire is dropped midway, the baton is as before, or the lock is released in the background.
     pub fn from_baton(&self, baton: &Baton) -> Result<Self> {
         let refuse = |failure| Err(self.error(Operation::Acquire, failure));
-        if let Err(failure) = check(&[Requirement::HandOver], &self.engine().capabilities) {
+        if let Err(failure) = check_takes_over(self.options(), &self.engine().capabilities) {
             return refuse(failure);
-        }
-        let options = self.options();
-        if !options.mode.is_exclusive() || options.fair && !self.engine().capabilities.fair {
-            let what = "only a lock that is held alone, and is not `fair`, can be taken over";
-            return refuse(Failure::new(ErrorKind::Unsupported, what));
         }
         // One that is invalid is refused by the acquire.
         if self.key().is_some_and(|key| key != baton.key_of_lock()) {
@@ -210,6 +191,8 @@ impl Locks {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::backend::Attempt;
     use crate::engine::Spec;
@@ -250,6 +233,11 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         let error = locks.lock("k").read().from_baton(&ours).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
+        // Nor can it become a reader's, or fair, once it is to be taken over.
+        for later in [Lock::read, |lock: Lock| lock.with_fairness(true)] {
+            let lock = later(locks.lock("k").from_baton(&ours).unwrap());
+            assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::Unsupported);
+        }
         let error = locks.take_over(&ours).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotHeld);
         assert!(locks.inspect("k").await.unwrap().is_none(), "nothing is made anew");

@@ -11,7 +11,7 @@ use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
 use crate::engine::downgrade::downgrade;
 use crate::engine::handoff::{Unpassed, pass_on};
-use crate::engine::hold::{Condition, Hold};
+use crate::engine::hold::{Carriage, Condition, Hold};
 use crate::engine::scope::{self, Noted};
 use crate::engine::share::Share;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
@@ -209,7 +209,7 @@ impl Guard {
     fn step_back(self) -> std::result::Result<Arc<Hold>, Result<()>> {
         let Self { share, noted: _noted } = self;
         match share.end() {
-            Ok(last) if last.was_handed_over() => Err(Ok(())),
+            Ok(last) if last.is_carried() => Err(carried(&last)),
             Ok(last) => Ok(last),
             Err(shared) => Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) }),
         }
@@ -294,7 +294,7 @@ impl Leaving {
             let left = self.hold.leave_until().since(self.hold.engine.clock.now());
             match withdraw_once(claim, &self.hold.engine, (limit, self.hold.lease), left).await {
                 // A reply may be lost after the release took effect: ask once more before it is called unknown.
-                Err(failure) if failure.is_transient() && asked < self.hold.rechecks => asked += 1,
+                Err(failure) if failure.is_transient() && self.hold.asks_again(asked) => asked += 1,
                 answer => break answer,
             }
         };
@@ -319,6 +319,18 @@ impl Drop for Leaving {
         match self.claim.take() {
             None => release_later(Arc::clone(&self.hold), activity),
             Some(claim) => Cleanup::of_hold(&self.hold, claim, activity).later(),
+        }
+    }
+}
+
+/// What a release says of a hold that is handed over.
+fn carried(hold: &Hold) -> Result<()> {
+    match hold.carriage() {
+        Carriage::Begun | Carriage::Done => Ok(()),
+        Carriage::Failed if hold.is_lost() => Err(not_held(hold)),
+        Carriage::Failed => {
+            let why = "it could not be handed over, and is released in the background";
+            Err(hold.error(Operation::Release, Failure::unknown(why)))
         }
     }
 }

@@ -257,6 +257,9 @@ impl Lock {
         if options.fair {
             requirement::check_fair(options.mode, &self.engine.capabilities).map_err(refuse)?;
         }
+        if options.takes_over.is_some() {
+            requirement::check_takes_over(options, &self.engine.capabilities).map_err(refuse)?;
+        }
         if options.hold_at_least.is_some() {
             requirement::check_hold_at_least(options.mode, options.fair, &self.engine.capabilities)
                 .map_err(refuse)?;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::backend::{Capabilities, Mode};
 use crate::error::Failure;
+use crate::handles::options::Options;
 
 /// A guarantee that a program relies on and that not every backend gives. Required of a backend that lacks it, it is an
 /// error at start-up, where it would otherwise be a silent weakness: see
@@ -144,6 +145,22 @@ pub(crate) fn check_hold_at_least(
     }
     let what = "only a lock that is held alone, and is not fair, can stay taken after its release; leave out \
                 `hold_at_least` for readers, permits and fair locks";
+    Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
+}
+
+/// Refuses a lock that is to be taken over, where that cannot be.
+pub(crate) fn check_takes_over(options: &Options, capabilities: &Capabilities) -> Result<(), Failure> {
+    check(&[Requirement::HandOver], capabilities)?;
+    let Options { mode, fair, role, .. } = *options;
+    if role.is_some() {
+        let what = "a leader's term and the lock of a job are not taken over from a baton; take the lock over by itself";
+        return Err(Failure::new(crate::error::ErrorKind::Unsupported, what));
+    }
+    if mode.is_exclusive() && (!fair || capabilities.fair) {
+        return Ok(());
+    }
+    let what = "only a lock that is held alone, and is not fair, can be taken over; leave out `fair`, and take it over \
+                for writing";
     Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }
 

@@ -97,11 +97,11 @@ impl<'a> AcquireSpan<'a> {
     }
 
     /// The lock is passed on to it, by the section of `before`.
-    pub(crate) fn handed_over(&mut self, before: &Trace) {
+    pub(crate) fn passed_on(&mut self, before: &Trace) {
         self.link(before.clone());
-        spans::handed_over();
+        spans::received();
         self.to.counts.handoffs.add();
-        self.to.metrics.handed_over(self.lock.site);
+        self.to.metrics.passed_on(self.lock.site);
     }
 
     /// Its place in the backend's queue was lost, and it goes on waiting at another.

@@ -248,7 +248,7 @@ impl Metrics {
     }
 
     /// A section took the lock over from the one before in this process.
-    pub(super) fn handed_over(&self, site: Site) {
+    pub(super) fn passed_on(&self, site: Site) {
         tell(|| self.handoffs.add(1, &self.labels(site).plain));
     }
 

@@ -38,7 +38,7 @@ impl Metrics {
     pub(super) const fn lost(&self, _: Site, _: Loss) {}
     pub(super) const fn release_failed(&self, _: Site, _: ErrorKind) {}
     pub(super) const fn abandoned(&self, _: Site) {}
-    pub(super) const fn handed_over(&self, _: Site) {}
+    pub(super) const fn passed_on(&self, _: Site) {}
     pub(super) const fn reentered(&self, _: Site) {}
     pub(super) const fn batch_taken(&self, _: Site, _: usize) {}
     pub(super) const fn segment_moved(&self, _: Site) {}

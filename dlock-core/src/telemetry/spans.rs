@@ -282,7 +282,7 @@ pub(super) fn passed_on(span: &Span) {
 }
 
 /// The lock came from the section before, in this process.
-pub(super) fn handed_over() {
+pub(super) fn received() {
     Span::current().note(|span| {
         span.record("handoff", true);
     });

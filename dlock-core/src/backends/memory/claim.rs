@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::SharedMemory;
-use crate::backend::{Attempt, Claim, ClaimRequest, ENDING, Mode, Renewed, Signal, Withdrawal};
+use crate::backend::{Attempt, Claim, ClaimRequest, Mode, Renewed, Signal, Withdrawal};
 use crate::error::Failure;
 
 /// A claim on a lock of [`Memory`].
@@ -102,11 +102,11 @@ impl MemoryClaim {
         let mut state = self.shared.state();
         match state.locks.get_mut(key) {
             Some(entry) if entry.expires <= now => Withdrawal::ABSENT,
-            // That was the last word, and this is a request that was sent before.
-            Some(entry) if entry.token == token.left_behind() && entry.expires.since(now) <= ENDING => {
-                Withdrawal::REMOVED
+            Some(entry) if entry.token == token.left_behind() => {
+                entry.expires = entry.expires.min(now + taken_for);
+                Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))
             }
-            Some(entry) if entry.token == token || entry.token == token.left_behind() => {
+            Some(entry) if entry.token == token => {
                 entry.token = token.left_behind();
                 (entry.expires, entry.left_behind, entry.signal) = (now + taken_for, true, None);
                 Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))

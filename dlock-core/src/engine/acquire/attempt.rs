@@ -37,14 +37,21 @@ pub(super) fn gone() -> Failure {
     Failure::new(ErrorKind::Closed, "the claim is gone")
 }
 
-/// What was handed over is not there to be taken.
+/// Says that what was handed over is not there to be taken.
 pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
     let why = match holder {
-        Some(_) => {
-            "the baton does not hold it: it was taken over by another copy, or its time is over and somebody else \
-                    has it"
+        Some(holder) if holder.left_behind => {
+            "the key is kept for another baton, or stays taken after a release: this baton was taken over before, or is \
+             one of another server, table or prefix"
         }
-        None => "the baton does not hold it: it was taken over and released, or its time is over",
+        Some(_) => {
+            "somebody else has the lock: the baton was taken over before, or its time is over, or it is one of another \
+             server, table or prefix"
+        }
+        None => {
+            "nobody has the lock: the baton was taken over before and the lock released, or its time is over, or it is \
+             one of another server, table or prefix"
+        }
     };
     Failure::new(ErrorKind::NotHeld, why)
 }

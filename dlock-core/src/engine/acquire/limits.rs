@@ -54,7 +54,7 @@ pub(super) async fn pause_after(
 ) -> Result<Failure, Failure> {
     let paused = async {
         match ticket {
-            Some(ticket) => drop(engine.timers.within(pause, ticket.handed_over_or_released()).await),
+            Some(ticket) => drop(engine.timers.within(pause, ticket.passed_on_or_released()).await),
             None => engine.timers.sleep(pause).await,
         }
     };
@@ -108,7 +108,7 @@ pub(super) async fn pause_until(
 ) -> Result<bool, Failure> {
     let pause = async {
         match ticket {
-            Some(ticket) => engine.timers.until(at, ticket.handed_over()).await.is_some(),
+            Some(ticket) => engine.timers.until(at, ticket.passed_on()).await.is_some(),
             None => {
                 engine.timers.sleep_until(at).await;
                 false
@@ -131,7 +131,7 @@ pub(super) async fn leaves_time_for_an_answer(
         return Ok(true);
     };
     match ticket {
-        Some(ticket) => within(engine, Some(until), ticket.handed_over_or_released()).await,
+        Some(ticket) => within(engine, Some(until), ticket.passed_on_or_released()).await,
         None => Ok(false),
     }
 }

@@ -1,5 +1,5 @@
-//! An acquire in the line of its process: what it reserves for those behind it, and what it takes over from the section
-//! before.
+//! An acquire in the line of its process: what it reserves for those behind it, and the lock that the section before
+//! passes on to it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::engine::wait_queue::Ticket;
 use crate::error::Failure;
 
 impl<'a> Acquire<'a> {
-    /// Makes a share of a lock that was handed to us; `None` when nobody can rely on it any more.
-    pub(super) fn take_over(&mut self, handoff: Handoff) -> Result<Option<Share>, Failure> {
+    /// Makes a share of a lock that was passed on; `None` when nobody can rely on it any more.
+    pub(super) fn accept_handoff(&mut self, handoff: Handoff) -> Result<Option<Share>, Failure> {
         let before = Arc::clone(handoff.before());
         let Some((hold, activity)) = handoff.take(&self.specs[self.place]) else { return Ok(None) };
         self.engine.registry.list(&hold);
@@ -29,7 +29,7 @@ impl<'a> Acquire<'a> {
         if share.hold().condition_when_granted() != Condition::Held {
             return Ok(None);
         }
-        self.span.handed_over(&before.trace);
+        self.span.passed_on(&before.trace);
         Ok(Some(share))
     }
 
@@ -40,7 +40,7 @@ impl<'a> Acquire<'a> {
         if let Some(until) = self.engine.tenures.stands_back(&spec.key) {
             ticket.stand_back(until);
         }
-        if self.takes_over() {
+        if self.accepts_handoff() {
             ticket.accept(spec.options.lease);
         }
         ticket
@@ -64,9 +64,9 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Whether a lock may be handed to us: one that is held alone, and not while something of ours may be on the
-    /// server.
-    pub(super) fn takes_over(&self) -> bool {
+    /// Whether a lock may be passed on to this acquire: one that is held alone, and not while something of the acquire
+    /// may be on the server.
+    pub(super) fn accepts_handoff(&self) -> bool {
         matches!(self.specs, [only] if only.options.handoff && only.options.mode.is_exclusive())
             && self.first_sent.is_none()
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Condition, Hold};
+use super::Hold;
 use crate::backend::Validity;
 use crate::backend::dynamic::DynClaim;
 use crate::clock::Timestamp;
@@ -46,19 +46,6 @@ impl Hold {
     pub(crate) fn leave_for(&self, since_grant: Duration, at_least: Duration) {
         let until = (self.acquired_at + since_grant).max(self.engine.clock.now() + at_least);
         self.leave_until.store(until.as_nanos(), Ordering::Release);
-    }
-
-    /// Closes a hold that is sound, to be handed over; not one that was lost meanwhile, which stays to be released.
-    pub(in crate::engine) fn close_to_hand_over(&self) -> bool {
-        self.handed_over.store(true, Ordering::Release);
-        let is_closed = self.close() != Condition::Lost && !self.is_lost();
-        self.handed_over.store(is_closed, Ordering::Release);
-        is_closed
-    }
-
-    /// Whether it was closed to be handed over, so that no release is left to do.
-    pub(crate) fn was_handed_over(&self) -> bool {
-        self.handed_over.load(Ordering::Acquire)
     }
 
     /// Has its release leave nothing behind if its lease has run out, by this process's clock: on the server it may be

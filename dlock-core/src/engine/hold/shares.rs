@@ -9,6 +9,12 @@ use crate::sync::atomic::Ordering;
 /// number so that nobody gets a share that relies on being alone while the owner gives that up.
 const READS: u64 = 1 << 63;
 
+/// In the number of the shares: the hold is handed over, by the owner of its only share. Nobody gets a further share of
+/// it, and its release is the hand-over's.
+const CARRIED: u64 = 1 << 62;
+
+const FLAGS: u64 = READS | CARRIED;
+
 /// How a guard shares a hold. Both kinds are counted in one number, so that a nested guard costs one step of it.
 ///
 /// As wide as what stands beside it in a guard: one that is narrower makes each move of a guard slow.
@@ -30,9 +36,20 @@ impl ShareKind {
         #[expect(clippy::cast_possible_truncation, reason = "one half of it is meant")]
         match self {
             Self::Plain => shares as u32,
-            Self::Nested => ((shares & !READS) >> 32) as u32,
+            Self::Nested => ((shares & !FLAGS) >> 32) as u32,
         }
     }
+}
+
+/// Why a hold is not handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Uncarried {
+    /// Its last guard has released it.
+    Released,
+    /// It is handed over already.
+    Carried,
+    /// It has further shares, or reads.
+    Shared,
 }
 
 impl Hold {
@@ -45,11 +62,30 @@ impl Hold {
     /// Has a hold that is held alone count as a reader's from now on, and for good. Whether that can be: not while
     /// another share may rely on being alone.
     pub(in crate::engine) fn read_only(&self) -> bool {
+        self.mark_only_share(READS).is_ok()
+    }
+
+    /// Marks the hold as handed over, if there is one share of it and nobody gave it up to be alone.
+    pub(in crate::engine) fn carry(&self) -> Result<(), Uncarried> {
+        self.mark_only_share(CARRIED).map_err(|shares| match shares {
+            0 => Uncarried::Released,
+            shares if shares & CARRIED != 0 => Uncarried::Carried,
+            _ => Uncarried::Shared,
+        })
+    }
+
+    /// Whether it is handed over, or was to be: its guards have nothing to release.
+    pub(crate) fn is_carried(&self) -> bool {
+        self.shares.load(Ordering::Acquire) & CARRIED != 0
+    }
+
+    /// Sets `mark` if there is one share and no mark; else returns the number.
+    fn mark_only_share(&self, mark: u64) -> Result<(), u64> {
         let only = |shares: u64| {
             let is_one = [ShareKind::Plain, ShareKind::Nested].iter().any(|kind| kind.one() == shares);
-            is_one.then_some(shares | READS)
+            is_one.then_some(shares | mark)
         };
-        self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, only).is_ok()
+        self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, only).map(drop)
     }
 
     /// The backend confirmed, by a request sent at `sent`, that others may read.
@@ -62,7 +98,11 @@ impl Hold {
 
     /// One more guard shares the hold, unless it was released already. Returns how many there are of this kind.
     pub(in crate::engine) fn share(&self, kind: ShareKind) -> Option<u32> {
-        let more = |shares: u64| if shares & !READS == 0 { None } else { shares.checked_add(kind.one()) };
+        let more = |shares: u64| match shares & !READS {
+            0 => None,
+            rest if rest & CARRIED != 0 => None,
+            _ => shares.checked_add(kind.one()),
+        };
         let before = self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
         Some(kind.count(before + kind.one()))
     }
@@ -75,17 +115,11 @@ impl Hold {
 
     /// Whether there is one plain share and no other.
     pub(in crate::engine) fn has_one_share(&self) -> bool {
-        self.shares.load(Ordering::Acquire) & !READS == ShareKind::Plain.one()
-    }
-
-    /// Whether there is one share, of whatever kind.
-    pub(in crate::engine) fn has_only_share(&self) -> bool {
-        let shares = self.shares.load(Ordering::Acquire) & !READS;
-        [ShareKind::Plain, ShareKind::Nested].iter().any(|kind| kind.one() == shares)
+        self.shares.load(Ordering::Acquire) & !FLAGS == ShareKind::Plain.one()
     }
 
     /// One guard less. Whether it was the last one, who has to release the lock.
     pub(in crate::engine) fn unshare(&self, kind: ShareKind) -> bool {
-        self.shares.fetch_sub(kind.one(), Ordering::AcqRel) & !READS == kind.one()
+        self.shares.fetch_sub(kind.one(), Ordering::AcqRel) & !FLAGS == kind.one()
     }
 }

@@ -155,24 +155,24 @@ impl Drop for Marked {
 }
 
 #[tokio::test]
-async fn what_is_handed_over_is_taken_by_the_first_who_accepts_it_or_dropped() {
+async fn what_is_passed_on_is_taken_by_the_first_who_accepts_it_or_dropped() {
     const LEASE: Duration = Duration::from_secs(30);
     let (line, dropped) = (WaitQueue::default(), std::sync::Arc::default());
     let parcel = || -> Parcel { Box::new(Marked(std::sync::Arc::clone(&dropped))) };
     let count = || dropped.load(Ordering::SeqCst);
     let key = Key::new("k").unwrap();
-    assert!(line.hand_over(&key, LEASE, parcel()).is_err(), "nobody waits");
+    assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "nobody waits");
     let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
-    assert!(line.hand_over(&key, LEASE, parcel()).is_err(), "it does not accept");
+    assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "it does not accept");
     [&a, &b, &c].into_iter().for_each(|ticket| ticket.accept(LEASE));
-    assert!(line.hand_over(&key, LEASE * 2, parcel()).is_err(), "another lease");
+    assert!(line.pass_on(&key, LEASE * 2, parcel()).is_err(), "another lease");
     a.ask();
-    assert!(line.hand_over(&key, LEASE, parcel()).is_err(), "it asks by itself");
+    assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "it asks by itself");
     a.poll_after(Duration::from_secs(60));
     a.accept(LEASE);
     assert_eq!(count(), 4);
-    assert!(line.hand_over(&key, LEASE, parcel()).is_ok());
-    assert!(line.hand_over(&key, LEASE, parcel()).is_err(), "it has one");
+    assert!(line.pass_on(&key, LEASE, parcel()).is_ok());
+    assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "it has one");
     assert_eq!((a.turn().await, count()), (Turn::Released, 5));
     // Gone without taking it: to the next, who has the turn although nobody released anything.
     drop(a);
@@ -182,7 +182,7 @@ async fn what_is_handed_over_is_taken_by_the_first_who_accepts_it_or_dropped() {
     assert_eq!(count(), 6);
     b.win(Duration::from_secs(60));
     assert!(!is_ready(c.turn()), "held in this process");
-    assert!(line.hand_over(&key, LEASE, parcel()).is_ok());
+    assert!(line.pass_on(&key, LEASE, parcel()).is_ok());
     // Nobody is left.
     drop(c);
     assert_eq!(count(), 7);

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock_core::{Baton, ErrorKind, Guard};
+use dlock_core::{Baton, ErrorKind, Guard, Outcome};
 use futures_util::future::join_all;
 
 use super::cases;
@@ -23,11 +23,15 @@ cases! {
     a_lock_goes_through_many_hands_with_a_higher_fence_in_each: Carrying, Easy;
     a_baton_whose_take_over_is_not_answered_is_taken_over_once: Carrying, Easy;
     a_hand_over_that_is_not_answered_is_made_again: Carrying, Easy;
+    a_hand_over_in_an_outage_goes_on_when_that_is_over: Carrying, Easy;
+    a_hand_over_in_an_outage_that_outlasts_the_lease_fails_and_leaves_the_lock_free: Carrying, Timed;
     a_hand_over_that_is_dropped_midway_frees_the_lock: Carrying, Easy;
+    a_dropped_hand_over_of_a_key_that_stays_taken_leaves_it_taken: Carrying, Easy;
     a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton: Carrying, Easy;
     a_lock_that_is_gone_is_not_handed_over_and_not_made_anew: Carrying, Easy;
     a_body_hands_its_lock_over_and_goes_on_without_it: Carrying, Easy;
     a_guard_with_further_shares_keeps_its_lock: Carrying, Easy;
+    a_term_and_a_job_stay_with_their_owner: Carrying, Easy;
     readers_and_times_that_cannot_be_kept_are_refused_by_a_hand_over: Carrying, Easy;
 }
 
@@ -44,11 +48,15 @@ pub const CARRYING: &[&str] = &[
     "a_lock_goes_through_many_hands_with_a_higher_fence_in_each",
     "a_baton_whose_take_over_is_not_answered_is_taken_over_once",
     "a_hand_over_that_is_not_answered_is_made_again",
+    "a_hand_over_in_an_outage_goes_on_when_that_is_over",
+    "a_hand_over_in_an_outage_that_outlasts_the_lease_fails_and_leaves_the_lock_free",
     "a_hand_over_that_is_dropped_midway_frees_the_lock",
+    "a_dropped_hand_over_of_a_key_that_stays_taken_leaves_it_taken",
     "a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton",
     "a_lock_that_is_gone_is_not_handed_over_and_not_made_anew",
     "a_body_hands_its_lock_over_and_goes_on_without_it",
     "a_guard_with_further_shares_keeps_its_lock",
+    "a_term_and_a_job_stay_with_their_owner",
     "readers_and_times_that_cannot_be_kept_are_refused_by_a_hand_over",
 ];
 
@@ -227,6 +235,33 @@ async fn a_hand_over_that_is_not_answered_is_made_again(stage: Stage) {
     give_back(next).await;
 }
 
+/// Its lease has not ended by then.
+async fn a_hand_over_in_an_outage_goes_on_when_that_is_over(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    let before = ours.wire.withdrawals();
+    ours.wire.cut();
+    let ends = async {
+        until("another request", || ours.wire.withdrawals() > before + 1).await;
+        ours.wire.mend();
+    };
+    let (baton, ()) = soon("the baton", async { tokio::join!(handed_over(&guard), ends) }).await;
+    give_back(taken_over(&theirs, &baton).await).await;
+}
+
+/// There is no baton then.
+async fn a_hand_over_in_an_outage_that_outlasts_the_lease_fails_and_leaves_the_lock_free(stage: Stage) {
+    let (ours, theirs, key) = (stage.short().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    ours.wire.cut();
+    let failed = soon("the error", guard.hand_over().for_at_most(LONG * 60).into_future()).await;
+    error_of(failed, &[ErrorKind::Unavailable]);
+    ours.wire.mend();
+    let next = theirs.take_soon(&key).await;
+    assert_later(&next, &guard);
+    give_back(next).await;
+}
+
 /// Polls `future` once and drops it.
 async fn begin_and_drop<T>(future: impl Future<Output = T>) {
     let mut future = pin!(future);
@@ -248,6 +283,25 @@ async fn a_hand_over_that_is_dropped_midway_frees_the_lock(stage: Stage) {
         let next = theirs.take_soon(&key).await;
         assert_later(&next, &guard);
         give_back(next).await;
+    }
+}
+
+/// For as long as it was to be, although nobody has the baton.
+async fn a_dropped_hand_over_of_a_key_that_stays_taken_leaves_it_taken(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let lock = ours.locks.lock(&key).with_hold_at_least(LONG);
+    for fault in [Wire::hang, Wire::keep_answers] {
+        let guard = lock.acquire().await.expect("it is free");
+        fault(&ours.wire);
+        begin_and_drop(guard.hand_over().for_at_most(LONG * 60).into_future()).await;
+        ours.wire.mend();
+        let mut holder = None;
+        while holder.is_none_or(|left: Duration| left > LONG * 2) {
+            let found = theirs.locks.inspect(&key).await.expect("it can be asked").expect("it stays taken");
+            holder = found.expires_in.filter(|_| found.left_behind);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
     }
 }
 
@@ -307,6 +361,21 @@ async fn a_guard_with_further_shares_keeps_its_lock(stage: Stage) {
     });
     let baton = body.await.expect("the body runs to its end");
     give_back(taken_over(&theirs, &baton).await).await;
+}
+
+/// Their end is more than a release.
+async fn a_term_and_a_job_stay_with_their_owner(stage: Stage) {
+    let (process, key, other) = (stage.process().await, stage.key(), stage.key());
+    let job = process.locks.once(&key).with_window(LONG);
+    let run = job.run_with::<(), dlock_core::Error, _, _>(async |held| {
+        error_of(held.hand_over().await, &[ErrorKind::Unsupported]);
+        held.check()
+    });
+    assert!(matches!(run.await, Ok(Outcome::Ran(()))));
+    let mut campaign = process.locks.election(&other).campaign();
+    let term = soon("the term", campaign.next()).await.expect("it leads");
+    error_of(term.held().hand_over().await, &[ErrorKind::Unsupported]);
+    term.held().check().expect("it leads");
 }
 
 /// And the guard holds as before.
