@@ -47,6 +47,7 @@ const PREFIX: &str = "dlock-baton:1:";
 /// # Ok(()) }
 /// ```
 #[derive(Clone, PartialEq, Eq)]
+#[must_use = "nobody else can take the lock over, which stays taken until the time of the baton is over"]
 pub struct Baton {
     backend: Box<str>,
     key: Key,
@@ -64,6 +65,9 @@ impl Baton {
         fence: Option<Fence>,
         until: SystemTime,
     ) -> Self {
+        // As its text has it, so that both are equal.
+        let millis = until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let until = UNIX_EPOCH + Duration::from_millis(u64::try_from(millis).unwrap_or(0));
         Self { backend: backend.into(), key, token, fence, until }
     }
 
@@ -107,8 +111,9 @@ impl Baton {
     pub fn to_text(&self) -> String {
         let millis = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let fence = self.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string());
+        let backend = escaped(&self.backend).replace(':', "%3A");
         let (token, key) = (self.token.to_hex(), escaped(self.key.as_str()));
-        format!("{PREFIX}{}:{millis}:{fence}:{token}:{key}", self.backend)
+        format!("{PREFIX}{backend}:{millis}:{fence}:{token}:{key}")
     }
 }
 
@@ -142,7 +147,7 @@ impl FromStr for Baton {
 
 fn parsed(text: &str) -> Option<Baton> {
     let mut parts = text.strip_prefix(PREFIX)?.splitn(5, ':');
-    let backend = parts.next().filter(|name| !name.is_empty() && name.len() <= 64)?;
+    let backend = parts.next().and_then(unescaped).filter(|name| !name.is_empty() && name.len() <= 64)?;
     let millis: u64 = parts.next()?.parse().ok()?;
     let fence = match parts.next()? {
         "-" => None,
@@ -151,15 +156,15 @@ fn parsed(text: &str) -> Option<Baton> {
     let token = Token::from_hex(parts.next()?)?;
     let key = Key::new(unescaped(parts.next()?)?).ok()?;
     let until = UNIX_EPOCH.checked_add(Duration::from_millis(millis))?;
-    Some(Baton::new(backend, key, token, fence, until))
+    Some(Baton::new(&backend, key, token, fence, until))
 }
 
-/// The key with all that is not printable ASCII as `%` and two digits, and `%` itself.
-fn escaped(key: &str) -> String {
+/// The name or key with all that is not printable ASCII as `%` and two digits, and `%` itself.
+fn escaped(part: &str) -> String {
     use std::fmt::Write as _;
 
-    let mut text = String::with_capacity(key.len());
-    for byte in key.bytes() {
+    let mut text = String::with_capacity(part.len());
+    for byte in part.bytes() {
         if byte.is_ascii_graphic() && byte != b'%' {
             text.push(char::from(byte));
         } else {
@@ -217,6 +222,10 @@ mod tests {
             assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text:?}");
             assert_eq!(format!(" {text}\n").parse::<Baton>().unwrap(), baton);
         }
+        // A backend of a user's own may have any name, and a clock gives nanoseconds.
+        let now = SystemTime::now() + Duration::from_nanos(1);
+        let odd = Baton::new("my:store %", baton("k").key, Token::random().unwrap(), None, now);
+        assert_eq!(odd.to_text().parse::<Baton>().unwrap(), odd);
         let without = Baton { fence: None, ..baton("k") };
         assert_eq!(without.to_text().parse::<Baton>().unwrap(), without);
     }

@@ -11,13 +11,14 @@
 //! The server then has the key under another token than the giver's, for a time: nothing that the giver sent before
 //! touches it. A taker is granted the lock only where the key stands under the baton's token, in one step that draws a
 //! fence; a repeated request finds the taker's own token and adopts the lock. A copy that comes second finds another
-//! token, or nothing, and is refused. A baton that nobody takes ends with its time. See
+//! token, or nothing, and is refused. A baton that nobody takes ends with its time. A giver that gives up retracts: it
+//! asks for the shortest time, and a request to leave the key for longer that arrives after that lengthens nothing. See
 //! `dlock-core/src/engine/baton.rs` and, for the server's part, `dlock-core/src/backends/memory/claim.rs`.
 //!
 //! # What is to be shown
 //!
-//! At most one process believes; fences grow from one belief to the next; a baton is taken over once; a renewal that
-//! arrives late does not lengthen the time of a baton.
+//! At most one process believes; fences grow from one belief to the next; a baton is taken over once; no request that
+//! arrives late lengthens the time of a baton.
 //!
 //! # Assumptions, each of which can be dropped
 //!
@@ -27,7 +28,7 @@
 
 use std::collections::BTreeSet;
 
-use What::{Acquire, Leave, Renew, TakeOver, Withdraw};
+use What::{Acquire, Leave, Renew, Retract, TakeOver, Withdraw};
 use stateright::{Model, Property};
 
 /// At most one process believes.
@@ -37,7 +38,7 @@ pub const FENCES_GROW: &str = "each belief has a higher fence than those before"
 /// A baton is taken over once.
 pub const TAKEN_ONCE: &str = "a baton is taken over once";
 /// What was sent before does not lengthen a baton's time.
-pub const ENDS_IN_TIME: &str = "no renewal lengthens the time of a baton";
+pub const ENDS_IN_TIME: &str = "no request lengthens the time of a baton";
 
 /// The process that holds the lock at first, and hands it over.
 const GIVER: u8 = 0;
@@ -77,6 +78,8 @@ pub struct Rules {
     pub draws_fence: bool,
     /// The lock stands under a token of the taker's own from then on.
     pub swaps_token: bool,
+    /// A key that is left is left for no longer by another request.
+    pub never_lengthens: bool,
 }
 
 impl Default for Rules {
@@ -88,6 +91,7 @@ impl Default for Rules {
             never_creates: true,
             draws_fence: true,
             swaps_token: true,
+            never_lengthens: true,
         }
     }
 }
@@ -96,13 +100,13 @@ impl Baton {
     /// The size of the tests.
     #[must_use]
     pub const fn small(rules: Rules) -> Self {
-        Self { lease: 2, kept: 1, attempts: [2, 2, 1], in_flight: 2, rules }
+        Self { lease: 3, kept: 2, attempts: [2, 2, 1], in_flight: 2, rules }
     }
 
     /// More requests, and more of them on their way.
     #[must_use]
     pub const fn large(rules: Rules) -> Self {
-        Self { lease: 2, kept: 1, attempts: [2, 2, 2], in_flight: 3, rules }
+        Self { lease: 3, kept: 2, attempts: [2, 2, 2], in_flight: 3, rules }
     }
 }
 
@@ -114,7 +118,7 @@ pub struct State {
     counter: u8,
     /// Takers whom the server granted the lock by the baton.
     taken_by: BTreeSet<u8>,
-    /// A renewal was carried out on a key that was left.
+    /// A request has put off the end of a key that was left.
     lengthened: bool,
     /// The giver knows that the key is left, so that the baton may be anywhere.
     baton: bool,
@@ -180,6 +184,8 @@ enum What {
     TakeOver,
     Renew,
     Leave,
+    /// Leaves the key for a tick: nobody has the baton.
+    Retract,
     Withdraw,
 }
 
@@ -201,7 +207,7 @@ pub enum Action {
     },
     /// A request is lost.
     IsLost(u8, Sent),
-    /// A process gives up, and has what it may have withdrawn.
+    /// A process gives up, and has what it may have withdrawn, or retracted.
     GiveUp(u8),
     /// Time passes.
     Tick,
@@ -235,14 +241,17 @@ impl State {
                 self.lengthened |= self.lock.is_some_and(|lock| lock.waits);
                 self.extend(model);
             }
-            Leave if stands == Some(own) || stands == Some(baton) => {
+            Leave | Retract if stands == Some(own) || stands == Some(baton) => {
                 if let Some(lock) = &mut self.lock {
-                    (lock.token, lock.left, lock.waits) = (baton, model.kept, true);
+                    let asked = if what == Leave { model.kept } else { 1 };
+                    let left = if lock.waits && rules.never_lengthens { asked.min(lock.left) } else { asked };
+                    self.lengthened |= lock.waits && left > lock.left;
+                    (lock.token, lock.left, lock.waits) = (baton, left, true);
                 }
             }
             Withdraw if stands == Some(own) => self.lock = None,
             Withdraw => {}
-            Acquire | Renew | Leave => return false,
+            Acquire | Renew | Leave | Retract => return false,
         }
         true
     }
@@ -377,8 +386,9 @@ impl Model for Baton {
             }
             Action::GiveUp(id) => {
                 let process = &mut state.processes[usize::from(id)];
+                let what = if process.phase == Phase::HandingOver { Retract } else { Withdraw };
                 *process = Process { phase: Phase::Done, attempts: 0, first: None, believes: 0 };
-                state.wire.insert(Request { process: id, what: Withdraw, again: false });
+                state.wire.insert(Request { process: id, what, again: false });
             }
             Action::Tick => {
                 if let Some(lock) = &mut state.lock {

@@ -45,3 +45,8 @@ fn a_taker_without_a_fence_of_its_own_has_that_of_the_giver() {
 fn a_lock_that_stays_under_the_batons_token_is_taken_over_by_each_copy() {
     breaks(Rules { swaps_token: false, ..Rules::default() }, ONE_BELIEVER);
 }
+
+#[test]
+fn a_request_that_leaves_the_key_anew_for_longer_undoes_that_it_was_retracted() {
+    breaks(Rules { never_lengthens: false, ..Rules::default() }, ENDS_IN_TIME);
+}

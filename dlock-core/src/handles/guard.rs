@@ -65,7 +65,8 @@ impl Guard {
         self.share.hold()
     }
 
-    /// Returns a read-only view that can be cloned and given to other tasks. It does not keep the lock.
+    /// Returns a view that can be cloned and given to other tasks. It does not keep the lock, but can
+    /// [hand it over](Held::hand_over).
     #[must_use]
     pub fn held(&self) -> Held {
         Held::of(Arc::clone(self.hold()))

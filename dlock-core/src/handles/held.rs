@@ -20,10 +20,11 @@ pub enum Ended {
     Lost,
 }
 
-/// A read-only view of a lock, or of all locks of a [`Batch`](crate::Batch): for the body that runs under it, and for
-/// other tasks that want to know.
+/// A view of a lock, or of all locks of a [`Batch`](crate::Batch): for the body that runs under it, and for other tasks
+/// that want to know.
 ///
-/// Cheap to clone. It neither keeps nor releases anything. A batch is held as long as all of its locks are.
+/// Cheap to clone. It neither keeps nor releases the lock, but can [hand it over](Self::hand_over). A batch is held as
+/// long as all of its locks are.
 #[derive(Clone)]
 pub struct Held(HeldLocks);
 

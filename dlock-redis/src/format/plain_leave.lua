@@ -8,8 +8,9 @@ if type(value) ~= 'string' then
   return value and not string.find(value.err, 'WRONGTYPE', 1, true) and value or { 0, ARGV[5] }
 end
 if string.sub(value, 1, #ARGV[2]) == ARGV[2] then
-  -- What ends within 10 ms was left by the last word: a request that was sent before does not lengthen it.
-  if redis.call('PTTL', KEYS[1]) > 10 then
+  -- What was left before is left for no longer: this may be a request that arrives late.
+  local left = redis.call('PTTL', KEYS[1])
+  if left < 0 or left > tonumber(ARGV[4]) then
     redis.call('PEXPIRE', KEYS[1], ARGV[4])
   end
   return { 1, ARGV[5] }

@@ -51,7 +51,7 @@ BEGIN
 END //
 
 -- Hands the lock over: the token of the baton, 32 hexadecimal digits, or null: the lock was lost before. The caller has
--- it no more, and nobody else gets it for so long. After a lost reply it can be called again.
+-- it no more, and nobody else gets it for so long. After a lost reply it can be called again, which lengthens nothing.
 DROP PROCEDURE IF EXISTS dlock_hand_over //
 CREATE PROCEDURE dlock_hand_over(k VARBINARY(512), mine BINARY(16), at_most_ms BIGINT)
     MODIFIES SQL DATA SQL SECURITY INVOKER
@@ -60,8 +60,10 @@ BEGIN
         LPAD(HEX(~CAST(CONV(HEX(LEFT(mine, 8)), 16, 10) AS UNSIGNED)), 16, '0'),
         LPAD(HEX(~CAST(CONV(HEX(RIGHT(mine, 8)), 16, 10) AS UNSIGNED)), 16, '0')));
     UPDATE {table} SET
-        holder = IF(token = mine, LEFT(CONCAT('left=1 ', holder), 2048), holder), token = baton,
-        expires = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + at_most_ms * 1000
+        holder = IF(token = mine, LEFT(CONCAT('left=1 ', holder), 2048), holder),
+        expires = LEAST(IF(token = mine, 9223372036854775807, expires),
+            TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + at_most_ms * 1000),
+        token = baton
     WHERE `key` = k AND token IN (mine, baton)
         AND expires > TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
     SELECT IF(ROW_COUNT() = 1, LOWER(HEX(baton)), NULL) AS baton;

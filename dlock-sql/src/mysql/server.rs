@@ -288,7 +288,8 @@ impl Server for MysqlServer {
     ) -> SqlResult<Option<Released>> {
         let left_behind = token.left_behind();
         let (ours, left_behind) = (Bytes(token.as_bytes()), Bytes(left_behind.as_bytes()));
-        let values = [ours, Number(micros(taken_for)), left_behind, Bytes(bytes(key)), ours, left_behind];
+        let (time, key) = (Number(micros(taken_for)), Bytes(bytes(key)));
+        let values = [time, left_behind, time, left_behind, left_behind, key, ours, left_behind];
         let done = execute(on, &self.statements.leave, &values).await?;
         let awaited = done.last_insert_id() & AWAITED > 0;
         Ok((done.rows_affected() == 1).then_some(Released { running: true, awaited }))

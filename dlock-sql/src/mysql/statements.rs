@@ -5,7 +5,7 @@
 //! does nothing where it would not be committed. An empty text is written and bound as bytes: in some modes `''` is
 //! null.
 
-use dlock_core::backend::{ENDING, LEFT_BEHIND};
+use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::values::literal;
@@ -30,7 +30,8 @@ pub(super) struct MysqlStatements {
     /// key, token: the last insert id has [`RUNNING`] where the lease was still running, and [`AWAITED`] where somebody
     /// waits.
     pub(super) release: SqlStr,
-    /// token, us, the token left behind, key, token, the token left behind: the last insert id as of `release`.
+    /// us, the token left behind, us, the token left behind, twice, key, token, the token left behind: the last insert
+    /// id as of `release`.
     pub(super) leave: SqlStr,
     /// key: notes with the lock that somebody waits.
     pub(super) note: SqlStr,
@@ -164,11 +165,10 @@ impl MysqlStatements {
             )),
             leave: sql(format!(
                 "UPDATE {table} SET
-                    expires = {NOW} + IF(LAST_INSERT_ID({RUNNING} + ({is_awaited}) * {AWAITED}) > 3, 0, 0),
-                    holder = IF(token = ?, LEFT(CONCAT('{LEFT_BEHIND}', holder), {LONGEST_LINE}), holder),
-                    expires = expires + ?, token = ?
-                WHERE `key` = ? AND (token = ? OR token = ? AND expires > {NOW} + {}) AND expires > {NOW}",
-                ENDING.as_micros()
+                    expires = IF(LAST_INSERT_ID({RUNNING} + ({is_awaited}) * {AWAITED}) > 3, expires,
+                        LEAST({NOW} + ?, IF(token = ?, expires, {NOW} + ?))),
+                    holder = IF(token = ?, holder, LEFT(CONCAT('{LEFT_BEHIND}', holder), {LONGEST_LINE})), token = ?
+                WHERE `key` = ? AND token IN (?, ?) AND expires > {NOW}"
             )),
             note: sql(format!(
                 "UPDATE {table} SET holder = CONCAT(holder, '{mark}')

@@ -35,12 +35,12 @@ CREATE OR REPLACE FUNCTION dlock_release(k text, mine bytea) RETURNS boolean LAN
 $$;
 
 -- Hands the lock over: the token of the baton, 32 hexadecimal digits, or null: the lock was lost before. The caller has
--- it no more, and nobody else gets it for so long. After a lost reply it can be called again.
+-- it no more, and nobody else gets it for so long. After a lost reply it can be called again, which lengthens nothing.
 CREATE OR REPLACE FUNCTION dlock_hand_over(k text, mine bytea, at_most interval) RETURNS text LANGUAGE sql AS $$
     UPDATE {table} SET
         holder = CASE WHEN token = mine THEN 'left=1 ' || holder ELSE holder END,
         token = decode(translate(encode(mine, 'hex'), '0123456789abcdef', 'fedcba9876543210'), 'hex'),
-        expires = clock_timestamp() + at_most
+        expires = least(CASE WHEN token <> mine THEN expires END, clock_timestamp() + at_most)
     WHERE key = convert_to(k, 'UTF8') AND expires > clock_timestamp()
         AND token IN (mine, decode(translate(encode(mine, 'hex'), '0123456789abcdef', 'fedcba9876543210'), 'hex'))
     RETURNING encode(token, 'hex')

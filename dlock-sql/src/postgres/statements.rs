@@ -3,7 +3,7 @@
 //! Times are the server's, of the moment they are used, not of the transaction. Each statement is run to its end, since
 //! the server sends the rows before it commits.
 
-use dlock_core::backend::{ENDING, LEFT_BEHIND};
+use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::values::Value;
@@ -192,14 +192,13 @@ impl PostgresStatements {
             leave: sql(format!(
                 r#"WITH kept AS (
                     UPDATE {table} SET holder = CASE WHEN token = $2 THEN '{LEFT_BEHIND}' || holder ELSE holder END,
-                        token = $4::bytea, expires = clock_timestamp() + $5::bigint * interval '1 microsecond'
-                    WHERE key = $1::bytea AND expires > clock_timestamp() AND (token = $2::bytea
-                        OR token = $4 AND expires > clock_timestamp() + {ending} * interval '1 microsecond')
+                        token = $4::bytea, expires = least(CASE WHEN token = $4 THEN expires END,
+                            clock_timestamp() + $5::bigint * interval '1 microsecond')
+                    WHERE key = $1::bytea AND expires > clock_timestamp() AND token IN ($2::bytea, $4)
                     RETURNING awaited, holder
                 )
                 SELECT true, awaited, {} FROM kept"#,
-                tell(&format!("NOT {wanted}"), "$3::text"),
-                ending = micros(ENDING)
+                tell(&format!("NOT {wanted}"), "$3::text")
             )),
             // No row that somebody else has locked is waited for: all others would wait with it.
             take_all: sql(format!(

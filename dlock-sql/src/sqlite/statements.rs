@@ -8,7 +8,7 @@
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
 
-use dlock_core::backend::{ENDING, LEFT_BEHIND};
+use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::claim::batch;
@@ -114,10 +114,10 @@ impl SqliteStatements {
                 RETURNING boot = ?3 AND expires > ?4, {is_awaited}"#
             )),
             leave: sql(format!(
-                r#"UPDATE "{table}" SET holder = iif(token = ?2, '{LEFT_BEHIND}' || holder, holder), token = ?5, expires = ?6
-                WHERE key = ?1 AND (token = ?2 OR token = ?5 AND expires > ?4 + {}) AND boot = ?3 AND expires > ?4
-                RETURNING {is_awaited}"#,
-                ENDING.as_nanos()
+                r#"UPDATE "{table}" SET holder = iif(token = ?2, '{LEFT_BEHIND}' || holder, holder), token = ?5,
+                    expires = iif(token = ?2, ?6, min(expires, ?6))
+                WHERE key = ?1 AND token IN (?2, ?5) AND boot = ?3 AND expires > ?4
+                RETURNING {is_awaited}"#
             )),
             note: sql(format!(
                 r#"UPDATE "{table}" SET holder = holder || '{AWAITED}'

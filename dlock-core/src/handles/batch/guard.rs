@@ -35,7 +35,7 @@ impl BatchGuard {
         &mut self.guards
     }
 
-    /// Returns a read-only view that can be cloned and given to other tasks. It does not keep the locks.
+    /// Returns a view that can be cloned and given to other tasks. It does not keep the locks.
     #[must_use]
     pub fn held(&self) -> Held {
         self.held.clone()

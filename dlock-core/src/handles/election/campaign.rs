@@ -236,7 +236,7 @@ impl Term {
         self.guard.lost().await;
     }
 
-    /// Returns a read-only view that can be cloned and given to other tasks. It does not keep the term.
+    /// Returns a view that can be cloned and given to other tasks. It does not keep the term.
     #[must_use]
     pub fn held(&self) -> Held {
         self.guard.held()
