@@ -32,6 +32,8 @@ pub enum Mutation {
     ForgetsToRelease,
     /// A release that is to leave the key taken frees it.
     ForgetsToLeave,
+    /// A key that is left already is left anew, for longer.
+    LengthensWhatIsLeft,
     /// A release says that there was a lock, also when there was none.
     ReleasesNothingHappily,
     /// A renewal of a lock that is gone makes a new one.
@@ -100,11 +102,12 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
         Self::ForgetsToLeave,
+        Self::LengthensWhatIsLeft,
         Self::ReleasesNothingHappily,
         Self::RenewalRecreates,
         Self::RenewalBelievesItself,

@@ -11,6 +11,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use dlock_core::backend::{
     Attempt, BatchAttempt, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy, ServerAddress,
@@ -331,13 +332,40 @@ impl<B: Backend> Wired<B> {
     ///
     /// When dropped midway, the lock may be deleted or not.
     pub async fn delete(&self, key: &str) -> Result<bool, Failure> {
-        let request = self.0.granted.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
-        let Some(request) = request else { return Ok(false) };
-        let mut twin = self.0.backend.claim(request);
-        // Adopts the lock first, since a claim that was never granted anything may have nothing to withdraw.
-        let adopted = matches!(twin.attempt().await?, Attempt::Granted(_));
+        let Some(mut twin) = self.adopt(key).await? else { return Ok(false) };
         let _ = twin.withdraw().await?;
-        Ok(adopted)
+        Ok(true)
+    }
+
+    /// Leaves the lock that was granted here for `key` last, for each of `times` one after the other, behind its
+    /// holder's back, past all faults. Whether it was there each time.
+    ///
+    /// It does so by a second claim under the same token.
+    ///
+    /// # Errors
+    ///
+    /// Those of the backend.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, the lock may be left for any of the times, or not.
+    pub async fn leave(&self, key: &str, times: &[Duration]) -> Result<bool, Failure> {
+        let Some(mut twin) = self.adopt(key).await? else { return Ok(false) };
+        for &time in times {
+            if !twin.leave(time).await?.removed {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns a second claim on the lock that was granted here for `key` last; `None` when that is gone.
+    async fn adopt(&self, key: &str) -> Result<Option<B::Claim>, Failure> {
+        let request = self.0.granted.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        let Some(request) = request else { return Ok(None) };
+        let mut twin = self.0.backend.claim(request);
+        // A claim that was never granted anything may have nothing to withdraw.
+        Ok(matches!(twin.attempt().await?, Attempt::Granted(_)).then_some(twin))
     }
 }
 

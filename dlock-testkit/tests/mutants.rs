@@ -42,6 +42,7 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
             &["a_released_lock_is_free_for_another_process", "a_dropped_guard_is_given_back_soon"]
         }
         Mutation::ForgetsToLeave => &["a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least"],
+        Mutation::LengthensWhatIsLeft => &["a_key_that_is_left_already_is_left_for_no_longer"],
         Mutation::ReleasesNothingHappily => &["releasing_a_lock_that_was_deleted_is_not_held"],
         Mutation::RenewalRecreates | Mutation::RenewalBelievesItself => {
             &["a_deleted_lock_is_noticed_by_the_next_renewal"]

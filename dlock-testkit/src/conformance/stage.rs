@@ -6,14 +6,29 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dlock_core::keeper::Spawn;
-use dlock_core::{Backend as _, Failure, Locks, LocksBuilder};
+use dlock_core::{Backend, Failure, Locks, LocksBuilder};
 use tokio::runtime::Handle;
 
 use super::Harness;
 use crate::wire::{Wire, Wired};
 
 type Future<'a, T> = Pin<Box<dyn std::future::Future<Output = T> + Send + 'a>>;
-type Delete = Arc<dyn Fn(String) -> Future<'static, Result<bool, Failure>> + Send + Sync>;
+
+/// What is done to locks behind their holder's back.
+pub(super) trait Behind: Send + Sync {
+    fn delete<'a>(&'a self, key: &'a str) -> Future<'a, Result<bool, Failure>>;
+    fn leave<'a>(&'a self, key: &'a str, times: &'a [Duration]) -> Future<'a, Result<bool, Failure>>;
+}
+
+impl<B: Backend> Behind for Wired<B> {
+    fn delete<'a>(&'a self, key: &'a str) -> Future<'a, Result<bool, Failure>> {
+        Box::pin(Self::delete(self, key))
+    }
+
+    fn leave<'a>(&'a self, key: &'a str, times: &'a [Duration]) -> Future<'a, Result<bool, Failure>> {
+        Box::pin(Self::leave(self, key, times))
+    }
+}
 
 /// Runs keepers where the case runs: in its time.
 #[derive(Debug)]
@@ -27,14 +42,14 @@ impl Spawn for OnThisRuntime {
 
 /// A harness whose backend is not part of its type.
 pub(super) trait DynHarness: Send + Sync {
-    fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>>;
+    fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Arc<dyn Behind>)>>;
     fn lease(&self) -> Duration;
     fn at_once(&self) -> usize;
     fn tries_can_split(&self) -> bool;
 }
 
 impl<H: Harness> DynHarness for H {
-    fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Delete)>> {
+    fn open(&self, wire: Wire) -> Future<'_, dlock_core::Result<(LocksBuilder, Arc<dyn Behind>)>> {
         Box::pin(async {
             let backend = Harness::open(self).await?;
             // The first request of a case has a connection, however busy the machine is that opens it. What is wrong
@@ -42,11 +57,8 @@ impl<H: Harness> DynHarness for H {
             let _ = backend.ping().await;
             let wired = Wired::new(backend, wire);
             let builder = Locks::builder(wired.clone());
-            let delete: Delete = Arc::new(move |key| {
-                let wired = wired.clone();
-                Box::pin(async move { wired.delete(&key).await })
-            });
-            Ok((builder, delete))
+            let behind: Arc<dyn Behind> = Arc::new(wired);
+            Ok((builder, behind))
         })
     }
 
@@ -78,7 +90,7 @@ pub struct Process {
     pub locks: Locks,
     /// The way to the store.
     pub wire: Wire,
-    delete: Delete,
+    behind: Arc<dyn Behind>,
 }
 
 impl Stage {
@@ -142,7 +154,7 @@ impl Stage {
         if self.is_virtual {
             wire.stalls_on(Handle::current());
         }
-        let (builder, delete) = match self.harness.open(wire.clone()).await {
+        let (builder, behind) = match self.harness.open(wire.clone()).await {
             Ok(opened) => opened,
             Err(error) => panic!("the store could not be opened: {error}"),
         };
@@ -153,7 +165,7 @@ impl Stage {
         };
         let builder = builder.with_lease(Duration::from_secs(20)).with_wait(Duration::from_secs(10));
         match options(builder).build() {
-            Ok(locks) => Process { locks, wire, delete },
+            Ok(locks) => Process { locks, wire, behind },
             Err(error) => panic!("the locks could not be made: {error}"),
         }
     }
@@ -172,10 +184,23 @@ impl Process {
     ///
     /// May be dropped and called again: the lock is then deleted, or not yet.
     pub async fn delete(&self, key: &str) {
-        match (self.delete)(key.to_owned()).await {
+        match self.behind.delete(key).await {
             Ok(true) => {}
             Ok(false) => panic!("there was no lock of {key:?} to delete"),
             Err(failure) => panic!("the lock could not be deleted: {failure}"),
+        }
+    }
+
+    /// Leaves the lock that this process holds for each of `times`, one after the other, behind its back.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped: the lock is then left for one of the times, or not.
+    pub async fn leave(&self, key: &str, times: &[Duration]) {
+        match self.behind.leave(key, times).await {
+            Ok(true) => {}
+            Ok(false) => panic!("there was no lock of {key:?} to leave"),
+            Err(failure) => panic!("the lock could not be left: {failure}"),
         }
     }
 }

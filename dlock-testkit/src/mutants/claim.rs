@@ -201,6 +201,15 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
         match self.mutant.mutation {
             Mutation::ForgetsToLeave => self.claim()?.withdraw().await,
+            Mutation::LengthensWhatIsLeft => {
+                let (backend, key) = (&self.mutant.backend, &self.request.key);
+                if backend.inspect(key).await?.is_some_and(|holder| holder.left_behind) {
+                    let _ = backend.force_release(key).await?;
+                    self.claim = Some(backend.claim(self.request.clone()));
+                    let _ = self.claim()?.attempt().await?;
+                }
+                self.claim()?.leave(taken_for).await
+            }
             Mutation::ForgetsToRelease => Ok(Withdrawal::REMOVED),
             _ => self.claim()?.leave(taken_for).await,
         }
