@@ -45,7 +45,7 @@ pub use engine::tasks as keeper;
 pub use error::{Error, ErrorKind, Failure, Operation, Result};
 pub use fence::Fence;
 pub use handles::batch::{Batch, BatchGuard, BatchKey, KeyInMode, read, write};
-pub use handles::baton::HandOver;
+pub use handles::baton::{HandOver, HandOverAll};
 pub use handles::election::{Campaign, Election, Eligibility, Leader, LeaderChanges, Term};
 pub use handles::guard::Guard;
 pub use handles::held::{Ended, Held};

@@ -14,34 +14,40 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join_all;
+
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Backoff, Withdrawal};
 use crate::baton::Baton;
 use crate::clock::Timestamp;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
-use crate::engine::hold::{Carriage, Condition, Hold, Uncarried};
+use crate::engine::hold::{Carriage, Hold, Uncarried};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
 use crate::handles::requirement::{Requirement, check};
 use crate::telemetry::Spanned;
 
-/// Hands `hold` over, and returns the baton. The key stays taken for `at_most`, by default for a lease.
-pub(crate) async fn hand_over(hold: &Arc<Hold>, at_most: Option<Duration>) -> Result<Baton, Error> {
-    let leaving = HandingOver::begin(hold, at_most)?.leave();
-    let span = hold.engine.telemetry.release_started(hold.subject());
-    let leaving = leaving.in_span(span.clone());
-    let left = if hold.engine.serves_here() {
-        hold.engine.awaited(pin!(leaving)).await
-    } else {
-        // On the keeper's thread, for a caller whose runtime does not serve.
-        let closed = |failure| Err(hold.error(Operation::HandOver, failure));
-        Box::pin(hold.engine.run(leaving)).await.unwrap_or_else(closed)
+/// Hands `holds` over, all or none, and returns a baton for each. The keys stay taken for `at_most`, by default each for
+/// its lease.
+pub(crate) async fn hand_over(holds: &[Arc<Hold>], at_most: Option<Duration>) -> Result<Vec<Baton>, Error> {
+    let leaving = HandingOver::begin(holds, at_most)?.into_iter().map(HandingOver::leave_in_span);
+    // The caller has the batons once all keys are left; until then what was left is retracted when this is dropped.
+    let left: Vec<LeftKey> = join_all(leaving).await.into_iter().collect::<Result<_, _>>()?;
+    Ok(left.into_iter().map(LeftKey::into_baton).collect())
+}
+
+fn refused(hold: &Hold, why: Uncarried) -> Error {
+    let (kind, why) = match why {
+        Uncarried::Shared => (
+            ErrorKind::Conflict,
+            "the caller has further guards of it, or bodies or tasks that run under it; hand it over with the last of \
+             them",
+        ),
+        Uncarried::Carried => (ErrorKind::NotHeld, "it is handed over already"),
+        Uncarried::Released => (ErrorKind::NotHeld, "it was released"),
     };
-    // The caller has the baton from here on; until then what was left is retracted when this is dropped.
-    let result = left.map(LeftKey::into_baton);
-    hold.engine.telemetry.released(&span, result.as_ref().err());
-    result
+    hold.error(Operation::HandOver, Failure::new(kind, why))
 }
 
 /// Refuses what cannot be handed over, before anything is changed.
@@ -67,6 +73,39 @@ fn check_hold(hold: &Hold, at_most: Duration) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A hold whose release is the hand-over's. Dropping it gives that back to the guard of the hold.
+struct Marked<'a> {
+    hold: &'a Arc<Hold>,
+    activity: Option<ActivityToken>,
+}
+
+impl<'a> Marked<'a> {
+    fn of(hold: &'a Arc<Hold>) -> Result<Self, Uncarried> {
+        let activity = Some(hold.engine.registry.activity.begin());
+        hold.carry().map(|()| Self { hold, activity })
+    }
+
+    fn close(mut self, at_most: Option<Duration>) -> HandingOver {
+        let hold = Arc::clone(self.hold);
+        hold.close();
+        let least = hold.leave_until().since(hold.engine.clock.now());
+        let at_most = at_most.unwrap_or(hold.lease).max(least);
+        HandingOver { hold, at_most, claim: None, activity: self.activity.take() }
+    }
+}
+
+impl Drop for Marked<'_> {
+    fn drop(&mut self) {
+        if let Some(activity) = self.activity.take()
+            && self.hold.uncarry()
+        {
+            // Its guard was dropped meanwhile, on another thread.
+            self.hold.close();
+            release_later(Arc::clone(self.hold), activity);
+        }
+    }
+}
+
 /// A closed hold whose key is being left. Dropping it has the keeper free the key: nobody has the baton.
 struct HandingOver {
     hold: Arc<Hold>,
@@ -83,32 +122,40 @@ struct LeftKey {
 }
 
 impl HandingOver {
-    /// Closes the hold, unless it cannot be handed over: then it stays as it is.
-    fn begin(hold: &Arc<Hold>, at_most: Option<Duration>) -> Result<Self, Error> {
-        let refuse = |kind, why: &'static str| hold.error(Operation::HandOver, Failure::new(kind, why));
-        hold.engine.refuse_in_child().map_err(|failure| hold.error(Operation::HandOver, failure))?;
-        hold.check()?;
-        let at_most = at_most.unwrap_or(hold.lease);
-        check_hold(hold, at_most).map_err(|failure| hold.error(Operation::HandOver, failure))?;
-        let activity = hold.engine.registry.activity.begin();
-        // From here on the release is the hand-over's, whatever comes of it.
-        hold.carry().map_err(|why| match why {
-            Uncarried::Shared => refuse(
-                ErrorKind::Conflict,
-                "the caller has further guards of it, or bodies or tasks that run under it; hand it over with the last \
-                 of them",
-            ),
-            Uncarried::Carried => refuse(ErrorKind::NotHeld, "it is handed over already"),
-            Uncarried::Released => refuse(ErrorKind::NotHeld, "it was released"),
-        })?;
-        let was = hold.close();
-        let at_most = at_most.max(hold.leave_until().since(hold.engine.clock.now()));
-        let handing = Self { hold: Arc::clone(hold), at_most, claim: None, activity: Some(activity) };
-        if was == Condition::Lost || hold.is_lost() {
-            // Dropped, so that what is left of it on the server is withdrawn.
-            return Err(hold.error(Operation::HandOver, Failure::new(ErrorKind::Lost, hold.cause())));
+    /// Closes the holds, unless one of them cannot be handed over: then all stay as they are.
+    fn begin(holds: &[Arc<Hold>], at_most: Option<Duration>) -> Result<Vec<Self>, Error> {
+        for hold in holds {
+            let refuse = |failure| hold.error(Operation::HandOver, failure);
+            hold.engine.refuse_in_child().map_err(refuse)?;
+            hold.check()?;
+            check_hold(hold, at_most.unwrap_or(hold.lease)).map_err(refuse)?;
         }
-        Ok(handing)
+        // When one cannot be, those before it are dropped, and are as they were.
+        let mark = |hold| Marked::of(hold).map_err(|why| refused(hold, why));
+        let marked = holds.iter().map(mark).collect::<Result<Vec<_>, _>>()?;
+        let handing: Vec<_> = marked.into_iter().map(|marked| marked.close(at_most)).collect();
+        // Dropped, what is left of them on the servers is withdrawn.
+        match handing.iter().find(|one| one.hold.is_lost()) {
+            Some(Self { hold, .. }) => {
+                Err(hold.error(Operation::HandOver, Failure::new(ErrorKind::Lost, hold.cause())))
+            }
+            None => Ok(handing),
+        }
+    }
+
+    async fn leave_in_span(self) -> Result<LeftKey, Error> {
+        let hold = Arc::clone(&self.hold);
+        let span = hold.engine.telemetry.release_started(hold.subject());
+        let leaving = self.leave().in_span(span.clone());
+        let left = if hold.engine.serves_here() {
+            hold.engine.awaited(pin!(leaving)).await
+        } else {
+            // On the keeper's thread, for a caller whose runtime does not serve.
+            let closed = |failure| Err(hold.error(Operation::HandOver, failure));
+            Box::pin(hold.engine.run(leaving)).await.unwrap_or_else(closed)
+        };
+        hold.engine.telemetry.released(&span, left.as_ref().err());
+        left
     }
 
     async fn leave(mut self) -> Result<LeftKey, Error> {

@@ -32,7 +32,8 @@ pub use keys::{BatchKey, KeyInMode, read, write};
 /// The wait is for all of them together. When one cannot be had, those taken before it are released; losing one is
 /// losing the batch. Keys that the calling [scope](crate::Locks::scope) holds already are entered again, and only the
 /// others are taken. Such a caller holds a lock while it waits for others, which the order cannot make good: two of
-/// them can wait for each other until their waits end.
+/// them can wait for each other until their waits end. So it is with locks that are taken over from a
+/// [baton](Lock::from_baton) beside others.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -158,7 +159,12 @@ impl Batch {
     pub(super) async fn acquire_unnoted(&self) -> Result<BatchGuard> {
         let wanted: Arc<[Spec]> = self.wanted(self.wait())?.into();
         let begin = |start| -> Begun<BatchGuard> { Box::pin(take_all(Arc::clone(&wanted), start)) };
-        let mut taking = Attended::Begun(begin(Start::At(wanted[0].engine.timers.now())));
+        let begun = begin(Start::At(wanted[0].engine.timers.now()));
+        if wanted.iter().any(|one| one.options.takes_over.is_some()) {
+            // It is not taken back when nobody polls it: what it took over cannot be taken over again.
+            return begun.await;
+        }
+        let mut taking = Attended::Begun(begun);
         let mut again = |started| Ok(begin(Start::Again(started)));
         std::future::poll_fn(|context| taking.poll(context, &wanted[0].engine.attendance, &mut again)).await
     }
@@ -181,10 +187,6 @@ impl Batch {
         }
         let wanted = self.locks.iter().map(|lock| {
             let options = Options { wait, ..*lock.options() };
-            if options.takes_over.is_some() {
-                let what = "a batch takes no lock over from a baton; take that lock over by itself";
-                return Err(lock.error(Operation::Acquire, Failure::new(ErrorKind::Unsupported, what)));
-            }
             Ok(lock.spec(lock.checked(&options)?, options))
         });
         wanted.collect()
@@ -195,7 +197,11 @@ impl Batch {
 async fn take_all(wanted: Arc<[Spec]>, start: Start) -> Result<BatchGuard> {
     let mut taken = Vec::with_capacity(wanted.len());
     for one in &*wanted {
-        taken.push(scope::reenter(&one.engine, &one.key, &one.options, false)?);
+        // What the caller holds is not what was handed over.
+        taken.push(match one.options.takes_over {
+            Some(_) => None,
+            None => scope::reenter(&one.engine, &one.key, &one.options, false)?,
+        });
     }
     match take(&wanted, &mut taken, start).await {
         Ok(()) => {
@@ -221,6 +227,7 @@ async fn take(wanted: &[Spec], taken: &mut [Option<Share>], start: Start) -> Res
         from += group.len();
         let missing = group.iter().zip(&*taken).filter(|(_, taken)| taken.is_none()).map(|(one, _)| one);
         if missing.clone().count() > 1
+            && missing.clone().all(|one| one.options.takes_over.is_none())
             && let Some(shares) = acquire_all(missing.cloned().collect(), start).await?
         {
             let places = taken.iter_mut().filter(|taken| taken.is_none());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::baton::Baton;
 use crate::engine::baton::hand_over;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::handles::batch::{Batch, BatchGuard};
 use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
@@ -17,7 +18,6 @@ use crate::handles::requirement::check_takes_over;
 #[derive(Debug)]
 #[must_use = "nothing is handed over before it is awaited"]
 pub struct HandOver {
-    /// Those of a batch, and none of a body that runs without the lock, are refused.
     held: Held,
     at_most: Option<Duration>,
 }
@@ -38,13 +38,46 @@ impl IntoFuture for HandOver {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let Self { held, at_most } = self;
-            let [hold] = held.holds() else {
-                let what = "only one lock that is held can be handed over; this is a batch, or a body without a lock";
-                return Err(Error::new(Operation::HandOver, Failure::new(ErrorKind::Unsupported, what)));
-            };
-            hand_over(hold, at_most).await
+            if held.holds().len() > 1 {
+                return Err(unsupported("these are several locks; hand them over by `hand_over_all`"));
+            }
+            let mut batons = hand_over_all(&held, at_most).await?;
+            Ok(batons.swap_remove(0))
         })
     }
+}
+
+/// All locks of a batch that are about to be handed over: to be awaited. See [`BatchGuard::hand_over_all`].
+#[derive(Debug)]
+#[must_use = "nothing is handed over before it is awaited"]
+pub struct HandOverAll(HandOver);
+
+impl HandOverAll {
+    /// Says for how long the keys stay taken where nobody takes them over; see [`HandOver::for_at_most`].
+    pub fn for_at_most(self, time: Duration) -> Self {
+        Self(self.0.for_at_most(time))
+    }
+}
+
+impl IntoFuture for HandOverAll {
+    type Output = Result<Vec<Baton>>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Vec<Baton>>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self(HandOver { held, at_most }) = self;
+        Box::pin(async move { hand_over_all(&held, at_most).await })
+    }
+}
+
+async fn hand_over_all(held: &Held, at_most: Option<Duration>) -> Result<Vec<Baton>> {
+    if held.holds().is_empty() {
+        return Err(unsupported("this body runs without the lock, which can therefore not be handed over"));
+    }
+    hand_over(held.holds(), at_most).await
+}
+
+fn unsupported(what: &'static str) -> Error {
+    Error::new(Operation::HandOver, Failure::new(ErrorKind::Unsupported, what))
 }
 
 impl Guard {
@@ -117,6 +150,54 @@ impl Held {
     pub fn hand_over(&self) -> HandOver {
         HandOver { held: self.clone(), at_most: None }
     }
+
+    /// Hands all locks of the batch over, as [`BatchGuard::hand_over_all`] does; of one lock, that one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`BatchGuard::hand_over_all`]; [`ErrorKind::Unsupported`] as well for a body that runs without the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`BatchGuard::hand_over_all`].
+    pub fn hand_over_all(&self) -> HandOverAll {
+        HandOverAll(self.hand_over())
+    }
+}
+
+impl BatchGuard {
+    /// Hands all locks of the batch over, to whoever brings the batons: one for each lock, in the order of
+    /// [`fences`](Self::fences). Each is a baton as [`Guard::hand_over`] makes it: together they are taken over by
+    /// [`Locks::take_over_all`], and each by itself by [`Locks::take_over`].
+    ///
+    /// All are closed first, and then all keys are left at the same time. What one of them costs is what
+    /// [`Guard::hand_over`] costs.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let batons = locks.lock_all(["account_9", "account_4"]).acquire().await?.hand_over_all().await?;
+    /// // In another process, to which they went along with the work:
+    /// let guard = locks.take_over_all(&batons).await?;
+    /// assert_eq!(guard.fences().count(), 2);
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Guard::hand_over`], of the first lock that has one. Where that says that nothing was changed, nothing
+    /// was changed of the others either; else there are no batons, and all locks are freed in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is changed before the first poll. When dropped later, the locks are released in the background: nobody
+    /// has their batons.
+    pub fn hand_over_all(&self) -> HandOverAll {
+        self.held().hand_over_all()
+    }
 }
 
 impl Lock {
@@ -186,6 +267,24 @@ impl Locks {
     /// As the acquire of [`Lock::from_baton`].
     pub async fn take_over(&self, baton: &Baton) -> Result<Guard> {
         self.lock(baton.key()).from_baton(baton)?.acquire().await
+    }
+
+    /// Takes over all that was handed over by [`BatchGuard::hand_over_all`], as a batch: all of it or nothing.
+    ///
+    /// One request for each, one after the other. A baton that is given twice counts once.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`take_over`](Self::take_over), for the first lock that cannot be had. Those that were taken over before
+    /// it are released then: their batons are used up.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, what was taken over is released in the background, and the other batons are as before.
+    pub async fn take_over_all<'a>(&self, batons: impl IntoIterator<Item = &'a Baton>) -> Result<BatchGuard> {
+        let take = |baton: &Baton| self.lock(baton.key()).from_baton(baton);
+        let locks = batons.into_iter().map(take).collect::<Result<Vec<_>>>()?;
+        Batch::of(locks).acquire().await
     }
 }
 

@@ -74,6 +74,12 @@ impl Hold {
         })
     }
 
+    /// Takes back that the hold is handed over. Whether its guard has ended meanwhile, whose release is then the
+    /// caller's.
+    pub(in crate::engine) fn uncarry(&self) -> bool {
+        self.shares.fetch_and(!CARRIED, Ordering::AcqRel) & !FLAGS == 0
+    }
+
     /// Whether it is handed over, or was to be: its guards have nothing to release.
     pub(crate) fn is_carried(&self) -> bool {
         self.shares.load(Ordering::Acquire) & CARRIED != 0

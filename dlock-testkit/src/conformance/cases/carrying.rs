@@ -31,6 +31,10 @@ cases! {
     a_lock_that_is_gone_is_not_handed_over_and_not_made_anew: Carrying, Easy;
     a_body_hands_its_lock_over_and_goes_on_without_it: Carrying, Easy;
     a_guard_with_further_shares_keeps_its_lock: Carrying, Easy;
+    a_batch_is_handed_over_as_a_whole_and_taken_over_as_one: Carrying, Easy;
+    of_a_batch_of_which_one_baton_is_used_up_nothing_is_taken_over: Carrying, Easy;
+    a_batch_that_cannot_be_handed_over_as_a_whole_is_held_as_before: Carrying, Easy;
+    a_hand_over_of_a_batch_that_is_dropped_or_fails_midway_frees_all_its_locks: Carrying, Easy;
     a_term_and_a_job_stay_with_their_owner: Carrying, Easy;
     readers_and_times_that_cannot_be_kept_are_refused_by_a_hand_over: Carrying, Easy;
 }
@@ -56,6 +60,10 @@ pub const CARRYING: &[&str] = &[
     "a_lock_that_is_gone_is_not_handed_over_and_not_made_anew",
     "a_body_hands_its_lock_over_and_goes_on_without_it",
     "a_guard_with_further_shares_keeps_its_lock",
+    "a_batch_is_handed_over_as_a_whole_and_taken_over_as_one",
+    "of_a_batch_of_which_one_baton_is_used_up_nothing_is_taken_over",
+    "a_batch_that_cannot_be_handed_over_as_a_whole_is_held_as_before",
+    "a_hand_over_of_a_batch_that_is_dropped_or_fails_midway_frees_all_its_locks",
     "a_term_and_a_job_stay_with_their_owner",
     "readers_and_times_that_cannot_be_kept_are_refused_by_a_hand_over",
 ];
@@ -361,6 +369,88 @@ async fn a_guard_with_further_shares_keeps_its_lock(stage: Stage) {
     });
     let baton = body.await.expect("the body runs to its end");
     give_back(taken_over(&theirs, &baton).await).await;
+}
+
+/// In the order in which it is held.
+async fn a_batch_is_handed_over_as_a_whole_and_taken_over_as_one(stage: Stage) {
+    let (ours, theirs) = (stage.process().await, stage.process().await);
+    let keys = [stage.key(), stage.key(), stage.key()];
+    let batch = ours.locks.lock_all(&keys).acquire().await.expect("they are free");
+    let fences: Vec<_> = batch.fences().map(|(key, fence)| (key.to_owned(), fence)).collect();
+    let batons = batch.hand_over_all().for_at_most(LONG).await.expect("they are held");
+    assert_eq!(batch.check().expect_err("it is held no more").kind(), ErrorKind::NotHeld);
+    let of_batons: Vec<_> = batons.iter().map(|baton| (baton.key().to_owned(), baton.fence())).collect();
+    assert_eq!(of_batons, fences);
+    for key in &keys {
+        ours.sees_held(key).await;
+    }
+    // In any order, and one of them twice.
+    let brought = batons.iter().rev().chain(batons.first());
+    let next = theirs.locks.take_over_all(brought).await.expect("they are left for these batons");
+    for ((key, before), (next_key, fence)) in fences.iter().zip(next.fences()) {
+        assert_eq!(key, next_key);
+        assert!(fence > *before || before.is_none(), "{key}: {fence:?} after {before:?}");
+    }
+    batch.release().await.expect("nothing is left to release");
+    next.check().expect("it is held");
+    next.release().await.expect("it is held");
+    let again = ours.locks.lock_all(&keys).acquire().await.expect("they are free");
+    again.release().await.expect("it is held");
+}
+
+/// Nobody holds a part of it then.
+async fn of_a_batch_of_which_one_baton_is_used_up_nothing_is_taken_over(stage: Stage) {
+    let (ours, theirs) = (stage.process().await, stage.process().await);
+    let keys = [stage.key(), stage.key()];
+    let batch = ours.locks.lock_all(&keys).acquire().await.expect("they are free");
+    let batons = batch.hand_over_all().for_at_most(LONG).await.expect("they are held");
+    let [first, second] = &*batons else { panic!("one for each lock: {batons:?}") };
+    let guard = taken_over(&theirs, second).await;
+    error_of(ours.locks.take_over_all(&batons).await, &[ErrorKind::NotHeld]);
+    guard.check().expect("it is held");
+    give_back(guard).await;
+    give_back(theirs.take_soon(first.key()).await).await;
+}
+
+/// Nothing was changed.
+async fn a_batch_that_cannot_be_handed_over_as_a_whole_is_held_as_before(stage: Stage) {
+    let (ours, theirs) = (stage.process().await, stage.process().await);
+    let keys = [stage.key(), stage.key()];
+    let batch = ours.locks.lock_all(&keys);
+    let body = batch.run_with(async |held| {
+        let last = held.fences().last().map(|(key, _)| key.to_owned()).expect("it has two");
+        let guard = ours.take(&last).await;
+        error_of(held.hand_over_all().await, &[ErrorKind::Conflict]);
+        error_of(held.hand_over().await, &[ErrorKind::Unsupported]);
+        held.check().expect("it is held");
+        give_back(guard).await;
+        held.hand_over_all().await.expect("they are the last shares")
+    });
+    let batons = body.await.expect("the body runs to its end");
+    let next = theirs.locks.take_over_all(&batons).await.expect("they are left for these batons");
+    next.release().await.expect("it is held");
+}
+
+/// Nobody has its batons.
+async fn a_hand_over_of_a_batch_that_is_dropped_or_fails_midway_frees_all_its_locks(stage: Stage) {
+    let (ours, theirs) = (stage.process().await, stage.process().await);
+    let keys = [stage.key(), stage.key()];
+    let batch = ours.locks.lock_all(&keys).acquire().await.expect("they are free");
+    ours.wire.keep_answers();
+    begin_and_drop(batch.hand_over_all().for_at_most(LONG * 60).into_future()).await;
+    ours.wire.mend();
+    for key in &keys {
+        give_back(theirs.take_soon(key).await).await;
+    }
+    drop(batch);
+
+    let batch = ours.locks.lock_all(&keys).acquire().await.expect("they are free");
+    ours.delete(&keys[1]).await;
+    let gone = [ErrorKind::NotHeld, ErrorKind::Lost];
+    error_of(batch.hand_over_all().for_at_most(LONG * 60).await, &gone);
+    for key in &keys {
+        give_back(theirs.take_soon(key).await).await;
+    }
 }
 
 /// Their end is more than a release.
