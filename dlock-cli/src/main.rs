@@ -319,6 +319,9 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
         guardian::be()?;
         return Ok(0);
     }
+    if let Task::Baton(baton::BatonTask::Show { file }) = cli.task {
+        return baton::show(file, cli.json);
+    }
     let url = match cli.url_file {
         Some(path) => store::read_url(&path)?,
         None => cli.locks.unwrap_or_default(),
