@@ -75,7 +75,8 @@ pub(crate) enum BatonTask {
     },
     /// Release the lock, and remove the file
     ///
-    /// A file whose baton was taken over before, or whose time is over, stays as it is (exit code 79).
+    /// The file of a baton that was taken over before, or whose time is over, is left as it is, as `renew` and `exec`
+    /// leave it (exit code 79).
     Release {
         /// Where the baton is
         file: PathBuf,
@@ -203,8 +204,8 @@ async fn unless_ended<T>(
 async fn take_over(lock: &Lock, kept: &Kept) -> Result<Guard, Trouble> {
     lock.from_baton(&kept.baton)?.acquire().await.map_err(|error| match error.kind() {
         ErrorKind::NotHeld => {
-            let what = format!("{error}; the baton in {} is worthless", kept.file.display());
-            Trouble::new(LOST, what)
+            // It may as well be the baton of another server.
+            Trouble::new(LOST, format!("{error}; {} was left as it is", kept.file.display()))
         }
         _ => error.into(),
     })

@@ -4,9 +4,8 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 
-use sqlx::Connection;
-use sqlx::sqlite::SqliteConnection;
-use support::{Store, until};
+use dlock_rig::servers::redis::RedisServer;
+use support::{Running, Store, until};
 
 /// What is in the directory beside the database.
 fn files(store: &Store) -> Vec<String> {
@@ -105,7 +104,11 @@ fn a_lock_that_nobody_comes_for_ends_with_its_time_and_its_baton_makes_nothing_a
     assert_eq!(store.run("order", &["--wait", "60s"], "true").done().code, 0);
     let late = store.dlock(["baton", "renew", &path]).done();
     assert_eq!(late.code, 79, "{}", late.err);
-    assert!(late.err.contains("is worthless") && store.path("order.baton").exists(), "{}", late.err);
+    assert!(
+        late.err.contains("order.baton was left as it is") && store.path("order.baton").exists(),
+        "{}",
+        late.err
+    );
     assert_eq!(files(&store), ["order.baton"]);
     assert_eq!(store.dlock(["ls"]).done().out.matches("order").count(), 0);
 }
@@ -233,28 +236,30 @@ fn a_lock_that_is_not_kept_on_is_the_exit_code_unless_the_command_failed_and_no_
     assert!(pipe.err.contains("--keep needs a file"), "{}", pipe.err);
 }
 
-#[tokio::test]
-async fn a_signal_ends_what_waits_for_the_store_and_leaves_the_baton_as_it_was() {
-    let store = Store::new();
+#[test]
+fn a_signal_ends_what_waits_for_the_store_and_leaves_the_baton_as_it_was() {
+    let server = RedisServer::start().unwrap();
+    let store = Store::at(&format!("{}?connect=lazy", server.url()));
     let file = store.path("order.baton");
     let path = file.to_str().unwrap();
     acquire(&store, path);
     let text = std::fs::read_to_string(&file).unwrap();
-    let mut busy = SqliteConnection::connect(store.url()).await.unwrap();
-    sqlx::query("BEGIN IMMEDIATE").execute(&mut busy).await.unwrap();
-    for task in [
+    server.pause();
+    let tasks = [
         &["baton", "renew", path][..],
         &["baton", "release", path],
         &["baton", "exec", "--keep", "1h", path, "--", "true"],
-    ] {
-        let waiting = store.dlock(task.iter().copied()).start();
-        waiting.waits_in_the_program();
-        waiting.signal(15);
-        let ended = waiting.wait();
-        assert_eq!(ended.code, 143, "{task:?}: {}", ended.err);
-        assert_eq!(files(&store), ["order.baton"], "{task:?}");
+    ];
+    let waiting = tasks.map(|task| store.dlock(task.iter().copied()).start());
+    for one in &waiting {
+        one.waits_in_the_program();
+        one.signal(15);
     }
-    sqlx::query("ROLLBACK").execute(&mut busy).await.unwrap();
+    for (ended, task) in waiting.map(Running::wait).iter().zip(tasks) {
+        assert_eq!(ended.code, 143, "{task:?}: {}", ended.err);
+    }
+    assert_eq!(files(&store), ["order.baton"]);
+    server.resume();
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
     let released = store.dlock(["baton", "release", path]).done();
     assert_eq!(released.code, 0, "{}", released.err);
