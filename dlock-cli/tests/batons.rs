@@ -139,7 +139,7 @@ fn an_acquire_makes_its_file_before_it_waits_and_removes_it_when_it_gets_no_lock
     let store = Store::new();
     let file = store.path("order.baton");
     let path = file.to_str().unwrap();
-    let holder = store.holding("order");
+    let mut holder = store.holding("order");
     let busy = store.dlock(["baton", "acquire", "--key", "order", "--wait", "0", path]).done();
     assert_eq!((busy.code, file.exists()), (75, false), "{}", busy.err);
 
@@ -158,7 +158,8 @@ fn an_acquire_makes_its_file_before_it_waits_and_removes_it_when_it_gets_no_lock
     until("the file to be made", || file.exists());
     std::fs::remove_file(&file).unwrap();
     std::fs::write(&file, "other").unwrap();
-    drop(holder);
+    holder.finish();
+    assert_eq!(holder.wait().code, 0);
     let replaced = waiting.wait();
     assert_eq!(replaced.code, 70, "{}", replaced.err);
     assert!(replaced.err.contains("the lock was released"), "{}", replaced.err);
