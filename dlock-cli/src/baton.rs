@@ -46,9 +46,9 @@ pub(crate) enum BatonTask {
     },
     /// Keep the lock for longer, from now on
     ///
-    /// The file has another text afterwards, and its old text is worthless. Where no file can be made beside it, nothing
-    /// is taken over (exit code 64). When this is killed before the file is written, the lock ends with its time; when
-    /// it fails, the lock is released and the file removed.
+    /// The file has another text afterwards, and its old text is worthless. Where no file can be made beside it,
+    /// nothing is taken over (exit code 64). When this is killed before the file is written, the lock ends within 30 s;
+    /// when it fails after the take-over, the lock is released and the file removed.
     Renew {
         #[command(flatten)]
         period: Period,
