@@ -196,7 +196,13 @@ async fn unless_ended<T>(
     tokio::select! {
         biased;
         done = &mut work => (Some(done), None),
-        signal = signals.end() => (timeout(patience, work).await.ok(), Some(exit_code(signal.as_raw()))),
+        signal = signals.end() => {
+            let done = timeout(patience, work).await.ok();
+            if done.is_none() && !patience.is_zero() {
+                warn("the store does not answer; if the lock was taken over, it is released, and its file worthless");
+            }
+            (done, Some(exit_code(signal.as_raw())))
+        }
     }
 }
 

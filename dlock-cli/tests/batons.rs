@@ -258,6 +258,7 @@ fn a_signal_ends_what_waits_for_the_store_and_leaves_the_baton_as_it_was() {
     }
     for (ended, task) in waiting.map(Running::wait).iter().zip(tasks) {
         assert_eq!(ended.code, 143, "{task:?}: {}", ended.err);
+        assert!(ended.err.contains("the store does not answer"), "{task:?}: {}", ended.err);
     }
     assert_eq!(files(&store), ["order.baton"]);
     server.resume();
