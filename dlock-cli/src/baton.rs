@@ -4,19 +4,22 @@
 //! takes the lock over, by which the file's old text becomes worthless, and where the lock goes on it writes the next
 //! text, in one step of the file system.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write, stdin, stdout};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+mod file;
+
+use std::io::{Write, stdout};
+use std::path::PathBuf;
+use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
-use dlock::{Baton, Guard, Locks, MAX_LEASE, MIN_LEASE, Requirement, Wait};
+use dlock::{Baton, ErrorKind, Guard, Lock, Locks, MAX_LEASE, MIN_LEASE, Requirement, Wait};
 use serde_json::json;
+use tokio::time::timeout;
 
+use self::file::{Draft, Kept, is_standard};
 use crate::run::{SHUTDOWN, under, warn};
 use crate::show::{self, printable};
-use crate::signals::Signals;
+use crate::signals::{Signals, exit_code};
 use crate::trouble::{LOST, OTHER, Trouble};
 use crate::{Program, store};
 
@@ -27,7 +30,8 @@ const LEASE: Duration = Duration::from_secs(30);
 pub(crate) enum BatonTask {
     /// Take a lock, and keep it for whoever has the file
     ///
-    /// The file is made, for this user alone; it must not be there. `-` is the standard output.
+    /// The file is made first, empty and for this user alone; it must not be there. It is removed when the lock is not
+    /// got. `-` is the standard output.
     Acquire {
         /// The lock's key
         #[arg(long)]
@@ -36,23 +40,27 @@ pub(crate) enum BatonTask {
         #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::wait)]
         wait: Wait,
         #[command(flatten)]
-        kept: Kept,
+        period: Period,
         /// Where the baton is written
         file: PathBuf,
     },
     /// Keep the lock for longer, from now on
     ///
-    /// The file has another text afterwards, and its old text is worthless. When this ends before the file is written,
-    /// the lock ends with its time.
+    /// The file has another text afterwards, and its old text is worthless. Where no file can be made beside it,
+    /// nothing is taken over (exit code 64). When this is killed before the file is written, the lock ends within 30 s;
+    /// when it fails after the take-over, the lock is released and the file removed.
     Renew {
         #[command(flatten)]
-        kept: Kept,
+        period: Period,
         /// Where the baton is
         file: PathBuf,
     },
     /// Run a command while holding the lock, which is released afterwards and the file removed, or with --keep kept on
     ///
-    /// The command is run as by `dlock run`.
+    /// The command is run as by `dlock run`. However it ends, also when it cannot be started, the lock is released or
+    /// kept on. When it is lost, or with --keep cannot be kept on, the file is removed, since its baton is worthless.
+    /// With --keep a command that ends with 0 and a lock that is not kept on give the exit code of that failure: 69,
+    /// 70 or 79.
     Exec {
         /// Keep the lock for so long after the command, for whoever has the file then: 50ms to 24h
         #[arg(long, value_name = "TIME", value_parser = kept_for)]
@@ -66,11 +74,16 @@ pub(crate) enum BatonTask {
         program: Program,
     },
     /// Release the lock, and remove the file
+    ///
+    /// The file of a baton that was taken over before, or whose time is over, is left as it is, as `renew` and `exec`
+    /// leave it (exit code 79).
     Release {
         /// Where the baton is
         file: PathBuf,
     },
     /// Say what a baton is of, and until when it is kept; not its secret
+    ///
+    /// It is read in the file, and no URL is needed: whether it was taken over meanwhile is not asked.
     Show {
         /// Where the baton is
         file: PathBuf,
@@ -78,7 +91,7 @@ pub(crate) enum BatonTask {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Kept {
+pub(crate) struct Period {
     /// For how long nobody else gets the lock: 50ms to 24h
     #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = kept_for)]
     time: Duration,
@@ -92,168 +105,213 @@ fn kept_for(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u8, Trouble> {
-    if let BatonTask::Show { file } = task {
-        report(&read(&file)?, as_json)?;
-        return Ok(0);
-    }
-    let locks = store::open(url).await?;
-    locks.require(&[Requirement::HandOver])?;
-    let carried = carry_out(&locks, task, as_json).await;
-    let _ = locks.shutdown(SHUTDOWN).await;
-    carried
-}
-
-async fn carry_out(locks: &Locks, task: BatonTask, as_json: bool) -> Result<u8, Trouble> {
+    // Signals are caught after the reading, which they are to end.
     match task {
-        BatonTask::Acquire { key, wait, kept, file } => {
-            if !is_standard(&file) && file.exists() {
-                let what = format!("{} is there already, and may be the baton of a lock", file.display());
-                return Err(Trouble::usage(what));
-            }
-            let guard = locks.lock(&key).with_lease(LEASE).with_wait(wait).acquire().await?;
-            keep(locks, guard, kept.time, (&file, Place::Free), as_json).await
+        BatonTask::Show { file } => show(file, as_json),
+        BatonTask::Acquire { key, wait, period, file } => {
+            let locks = open(url).await?;
+            let acquire = async {
+                let draft = Draft::new(&file)?;
+                let guard = locks.lock(&key).with_lease(LEASE).with_wait(wait).acquire().await?;
+                let baton = keep(&locks, guard, period.time, draft).await?;
+                if is_standard(&file) { Ok(()) } else { report(&baton, as_json) }
+            };
+            attended(&locks, Duration::ZERO, acquire).await
         }
-        BatonTask::Renew { kept, file } => {
-            let guard = locks.take_over(&read(&file)?).await?;
-            keep(locks, guard, kept.time, (&file, Place::Baton), as_json).await
+        BatonTask::Renew { period, file } => {
+            let kept = Kept::read(file)?;
+            let locks = open(url).await?;
+            let renew = async {
+                let draft = Draft::beside(&kept)?;
+                let guard = take_over(&locks.lock(kept.baton.key()), &kept).await?;
+                let baton = keep(&locks, guard, period.time, draft).await.inspect_err(|_| kept.remove())?;
+                if is_standard(&kept.file) { Ok(()) } else { report(&baton, as_json) }
+            };
+            attended(&locks, SHUTDOWN, renew).await
         }
         BatonTask::Release { file } => {
-            locks.take_over(&read(&file)?).await?.release().await?;
-            remove(&file);
-            Ok(0)
+            let kept = Kept::read(file)?;
+            let locks = open(url).await?;
+            let release = async {
+                let guard = take_over(&locks.lock(kept.baton.key()), &kept).await?;
+                kept.remove();
+                Ok(guard.release().await?)
+            };
+            attended(&locks, SHUTDOWN, release).await
         }
         BatonTask::Exec { keep: time, lease, file, program } => {
-            let mut signals = Signals::catch()?;
-            let baton = read(&file)?;
-            let lock = locks.lock(baton.key()).with_lease(lease).from_baton(&baton)?;
-            let guard = lock.acquire().await?;
-            let mut outcome = under(&guard.held(), &program, &mut signals).await;
-            if outcome.as_ref().map_or_else(Trouble::code, |code| *code) == LOST {
-                return outcome;
+            if time.is_some() && is_standard(&file) {
+                return Err(Trouble::usage("the standard output is the command's: --keep needs a file"));
             }
-            let ended = match time {
-                Some(time) => keep(locks, guard, time, (&file, Place::Baton), as_json).await.map(drop),
-                None => {
-                    remove(&file);
-                    guard.release().await.map_err(Trouble::from)
-                }
-            };
-            if let Err(trouble) = ended {
-                // Somebody else may have had it while the command ran.
-                if trouble.code() == LOST && outcome.is_ok() {
-                    outcome = Ok(LOST);
-                }
-                warn(&trouble.to_string());
-            }
-            outcome
+            let kept = Kept::read(file)?;
+            let locks = open(url).await?;
+            let carried = exec(&locks, &kept, lease, time, &program).await;
+            let _ = locks.shutdown(SHUTDOWN).await;
+            carried
         }
-        BatonTask::Show { .. } => Ok(0),
     }
 }
 
-/// What stands where a baton is written.
-#[derive(Clone, Copy, PartialEq)]
-enum Place {
-    /// Nothing: what has come since is not overwritten, which may be the baton of another lock.
-    Free,
-    /// The baton that was taken over, and is worthless.
-    Baton,
-}
-
-/// Hands the lock over to whoever has the file.
-async fn keep(
-    locks: &Locks,
-    guard: Guard,
-    time: Duration,
-    (file, place): (&Path, Place),
-    as_json: bool,
-) -> Result<u8, Trouble> {
-    let baton = guard.hand_over().for_at_most(time).await?;
-    if let Err(error) = write(file, place, &baton) {
-        // Nobody has it.
-        let ended = match locks.take_over(&baton).await {
-            Ok(guard) => guard.release().await,
-            Err(error) => Err(error),
-        };
-        let lock = match ended {
-            Ok(()) => "the lock was released".to_owned(),
-            Err(error) => {
-                format!("the lock is kept until its time is over, since it could not be released: {error}")
-            }
-        };
-        return Err(Trouble::new(OTHER, format!("{} cannot be written: {error}; {lock}", file.display())));
-    }
-    if !is_standard(file) {
-        report(&baton, as_json)?;
-    }
+/// Says what stands in a file.
+pub(crate) fn show(file: PathBuf, as_json: bool) -> Result<u8, Trouble> {
+    report(&Kept::read(file)?.baton, as_json)?;
     Ok(0)
 }
 
-fn report(baton: &Baton, as_json: bool) -> Result<(), Trouble> {
-    let left = baton.until().duration_since(SystemTime::now()).unwrap_or_default();
-    let until = humantime::format_rfc3339_seconds(baton.until()).to_string();
-    let mut out = stdout().lock();
-    if as_json {
-        let document = json!({
-            "key": baton.key(),
-            "backend": baton.backend(),
-            "fence": baton.fence().map(dlock::Fence::get),
-            "until": until,
-        });
-        writeln!(out, "{}", show::json(&document)?)?;
-        return Ok(());
-    }
-    let key = printable(baton.key());
-    if left.is_zero() {
-        writeln!(out, "{key} was kept until {until}")?;
-    } else {
-        let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
-        writeln!(out, "{key} is kept until {until}, for {left}")?;
-    }
-    Ok(())
+async fn open(url: &str) -> Result<Locks, Trouble> {
+    let locks = store::open(url).await?;
+    locks.require(&[Requirement::HandOver])?;
+    Ok(locks)
 }
 
-fn is_standard(file: &Path) -> bool {
-    file.as_os_str() == "-"
+/// Does the work, unless a signal ends it. The lock is then released, or kept and its file written.
+async fn attended(
+    locks: &Locks,
+    patience: Duration,
+    work: impl Future<Output = Result<(), Trouble>>,
+) -> Result<u8, Trouble> {
+    let mut signals = Signals::catch()?;
+    let (done, signal) = unless_ended(&mut signals, patience, work).await;
+    let _ = locks.shutdown(SHUTDOWN).await;
+    match (done, signal) {
+        (done, Some(code)) => {
+            if let Some(Err(trouble)) = done {
+                warn(&trouble.to_string());
+            }
+            Ok(code)
+        }
+        (Some(Err(trouble)), None) => Err(trouble),
+        (Some(Ok(())) | None, None) => Ok(0),
+    }
 }
 
-fn read(file: &Path) -> Result<Baton, Trouble> {
-    let mut text = String::new();
-    let read = match is_standard(file) {
-        true => stdin().lock().take(64 * 1024).read_to_string(&mut text),
-        false => File::open(file).and_then(|file| file.take(64 * 1024).read_to_string(&mut text)),
-    };
-    read.map_err(|error| Trouble::usage(format!("{} cannot be read: {error}", file.display())))?;
-    text.parse().map_err(|_: dlock::Error| {
-        Trouble::usage(format!("{} holds no baton, whose text begins with `dlock-baton:1:`", file.display()))
+/// Does the work. After a signal that asks to end it may still take so long, since a take-over that is dropped midway
+/// costs the lock; then it is dropped. Returns the exit code of the signal, if one came.
+async fn unless_ended<T>(
+    signals: &mut Signals,
+    patience: Duration,
+    work: impl Future<Output = T>,
+) -> (Option<T>, Option<u8>) {
+    let mut work = pin!(work);
+    tokio::select! {
+        biased;
+        done = &mut work => (Some(done), None),
+        signal = signals.end() => {
+            let done = timeout(patience, work).await.ok();
+            if done.is_none() && !patience.is_zero() {
+                warn("the store does not answer; if the lock was taken over, it is released, and its file worthless");
+            }
+            (done, Some(exit_code(signal.as_raw())))
+        }
+    }
+}
+
+/// Takes the lock over from the file.
+async fn take_over(lock: &Lock, kept: &Kept) -> Result<Guard, Trouble> {
+    lock.from_baton(&kept.baton)?.acquire().await.map_err(|error| match error.kind() {
+        ErrorKind::NotHeld => {
+            // It may as well be the baton of another server.
+            Trouble::new(LOST, format!("{error}; {} was left as it is", kept.file.display()))
+        }
+        _ => error.into(),
     })
 }
 
-/// Writes a baton for this user alone, and in the place of one that is there in one step.
-fn write(file: &Path, place: Place, baton: &Baton) -> io::Result<()> {
-    let text = format!("{}\n", baton.to_text());
-    if is_standard(file) {
-        return stdout().lock().write_all(text.as_bytes());
-    }
-    let mut name = file.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}", std::process::id()));
-    let beside = file.with_file_name(name);
-    let written = || {
-        let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
-        new.write_all(text.as_bytes())?;
-        new.sync_all()?;
-        match place {
-            Place::Baton => fs::rename(&beside, file),
-            Place::Free => fs::hard_link(&beside, file).and_then(|()| fs::remove_file(&beside)),
+/// Runs the command under the lock, which is then kept on for `time`, or released.
+async fn exec(
+    locks: &Locks,
+    kept: &Kept,
+    lease: Duration,
+    time: Option<Duration>,
+    program: &Program,
+) -> Result<u8, Trouble> {
+    let mut signals = Signals::catch()?;
+    let draft = time.map(|time| Ok::<_, Trouble>((time, Draft::beside(kept)?))).transpose()?;
+    let lock = locks.lock(kept.baton.key()).with_lease(lease);
+    let guard = match unless_ended(&mut signals, SHUTDOWN, take_over(&lock, kept)).await {
+        (Some(guard), None) => Ok(guard?),
+        (Some(Ok(guard)), Some(code)) => Err((guard, code)),
+        (Some(Err(trouble)), Some(code)) => {
+            warn(&trouble.to_string());
+            return Ok(code);
+        }
+        (None, code) => return Ok(code.unwrap_or(OTHER)),
+    };
+    let (guard, outcome) = match guard {
+        Ok(guard) => {
+            let outcome = under(&guard.held(), program, &mut signals).await;
+            (guard, outcome)
+        }
+        Err((guard, code)) => (guard, Ok(code)),
+    };
+    // The command may have given that code by itself.
+    let says_lost = outcome.as_ref().map_or_else(Trouble::code, |code| *code) == LOST;
+    let ended = match draft {
+        _ if says_lost && guard.check().is_err() => {
+            kept.remove();
+            return outcome;
+        }
+        Some((time, draft)) => keep(locks, guard, time, draft)
+            .await
+            .map(|baton| warn(&until(&baton)))
+            .inspect_err(|_| kept.remove()),
+        None => {
+            kept.remove();
+            guard.release().await.map_err(Trouble::from)
         }
     };
-    written().inspect_err(|_| drop(fs::remove_file(&beside)))
+    let Err(trouble) = ended else { return outcome };
+    match outcome {
+        // Another one may have had it while the command ran.
+        Ok(_) if trouble.code() == LOST => Err(trouble),
+        Ok(0) if time.is_some() => Err(trouble),
+        outcome => {
+            warn(&trouble.to_string());
+            outcome
+        }
+    }
 }
 
-fn remove(file: &Path) {
-    if !is_standard(file)
-        && let Err(error) = fs::remove_file(file)
-    {
-        warn(&format!("{} cannot be removed: {error}; its baton is worthless", file.display()));
+/// Hands the lock over to whoever has the file.
+async fn keep(locks: &Locks, guard: Guard, time: Duration, draft: Draft<'_>) -> Result<Baton, Trouble> {
+    let baton = guard.hand_over().for_at_most(time).await?;
+    let Err(error) = draft.write(&baton) else { return Ok(baton) };
+    // Nobody has it.
+    let ended = match locks.take_over(&baton).await {
+        Ok(guard) => guard.release().await,
+        Err(error) => Err(error),
+    };
+    let lock = match ended {
+        Ok(()) => "the lock was released".to_owned(),
+        Err(error) => {
+            format!("the lock is kept until its time is over, since it could not be released: {error}")
+        }
+    };
+    Err(Trouble::new(OTHER, format!("the baton cannot be written: {error}; {lock}")))
+}
+
+fn report(baton: &Baton, as_json: bool) -> Result<(), Trouble> {
+    let line = if as_json {
+        show::json(&json!({
+            "key": baton.key(),
+            "backend": baton.backend(),
+            "fence": baton.fence().map(dlock::Fence::get),
+            "until": humantime::format_rfc3339_seconds(baton.until()).to_string(),
+        }))?
+    } else {
+        until(baton)
+    };
+    writeln!(stdout().lock(), "{line}")?;
+    Ok(())
+}
+
+/// Says until when it is kept.
+fn until(baton: &Baton) -> String {
+    let left = baton.until().duration_since(SystemTime::now()).unwrap_or_default();
+    let (key, until) = (printable(baton.key()), humantime::format_rfc3339_seconds(baton.until()));
+    if left.is_zero() {
+        return format!("{key} was kept until {until}");
     }
+    let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
+    format!("{key} is kept until {until}, for {left}")
 }

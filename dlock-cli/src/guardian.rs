@@ -12,6 +12,7 @@ use rustix::process::Signal;
 
 use crate::members::Members;
 use crate::signals::Signals;
+use crate::store::hide_urls;
 use crate::sweep::{Remains, Sweep};
 
 /// The command under which this program is the guardian.
@@ -33,7 +34,8 @@ impl Guardian {
         use std::os::unix::process::CommandExt;
 
         let mut command = Command::new(ourselves()?);
-        command.arg(NAME).env_remove("DLOCK_URL").process_group(0);
+        command.arg(NAME).process_group(0);
+        hide_urls(&mut command);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let mut input = child.stdin.take().ok_or_else(|| io::Error::other("the guardian has no input"))?;
         input.write_all(format!("{} {}\n", Members::mark_line(mark), grace.as_millis()).as_bytes())?;

@@ -1,7 +1,6 @@
 //! Who holds what.
 
 use std::io::{Write, stdout};
-use std::time::SystemTime;
 
 use dlock::{Holder, Locks};
 use serde_json::json;
@@ -97,8 +96,7 @@ fn facts(holder: &Holder) -> Vec<(&'static str, String)> {
     add("since", holder.since.map(|since| humantime::format_rfc3339_millis(since).to_string()));
     add("held for", show::held_for(holder).map(show::short));
     add(left, holder.expires_in.map(show::short));
-    let until = holder.expires_in.filter(|_| holder.first_in_line).map(|left| SystemTime::now() + left);
-    add("until", until.map(|until| humantime::format_rfc3339_seconds(until).to_string()));
+    add("kept until", show::until(holder));
     add("fence", holder.fence.map(|fence| fence.to_string()));
     add("trace", holder.trace.as_deref().map(show::printable));
     facts

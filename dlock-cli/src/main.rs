@@ -42,7 +42,8 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 struct Cli {
     /// Where the locks are: redis://, redis+sentinel://, redis+cluster://, zk://, postgres://, mysql://, sqlite:///,
     /// 'quorum:URL|URL|URL'
-    /// (better not a password on the command line, which others on this host can see)
+    /// (better not a password on the command line, which others on this host can see). DLOCK_PREFIX stands before
+    /// every key, as in services
     #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true)]
     locks: Option<String>,
     /// A file whose first line is the URL, instead of --locks: it shows no password to others
@@ -104,9 +105,10 @@ enum Task {
     /// Take a lock away from whoever holds it
     ///
     /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next
-    /// grant has a higher fence. All who share the lock lose it. Nothing is released when somebody has come to hold it
-    /// who was not shown: it is looked at again directly before (exit code 75). A quorum has no fences: there the next
-    /// grant of a process that was shown counts as the one that was.
+    /// grant has a higher fence. All who share the lock lose it. Only what was shown is released: the server compares
+    /// in the step that frees the key, and where another one has come to hold it meanwhile, nothing is released (exit
+    /// code 75). Where a session keeps the lock, it is compared directly before the session is ended. A quorum
+    /// compares on each of its nodes.
     Release(Release),
 }
 
@@ -186,9 +188,8 @@ enum Leader {
     /// Take a leader's term away, so that the next candidate leads
     ///
     /// The leader is not stopped: it learns of it at its next renewal, up to a third of its lease later, and until then
-    /// it and the next one may both act. The next term has a higher number. It may win again. Nothing is changed when
-    /// another one leads by then (exit code 75). A quorum has no fences: there the next term of the process that was
-    /// shown counts as the one that was.
+    /// it and the next one may both act. The next term has a higher number. It may win again. Only the term that was
+    /// shown is taken away, as by `dlock release`: nothing is changed when another one leads by then (exit code 75).
     Resign {
         /// The election's key
         key: String,
@@ -246,7 +247,7 @@ struct Program {
     /// unless the lock was taken away already
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = grace)]
     grace: Duration,
-    /// Pass DLOCK_URL on to the command, although it may hold a password
+    /// Pass DLOCK_URL and DLOCK_<NAME>_URL on to the command, although they may hold passwords
     #[arg(long)]
     keep_env: bool,
     /// The command and its arguments
@@ -318,6 +319,9 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
     if matches!(cli.task, Task::Guardian) {
         guardian::be()?;
         return Ok(0);
+    }
+    if let Task::Baton(baton::BatonTask::Show { file }) = cli.task {
+        return baton::show(file, cli.json);
     }
     let url = match cli.url_file {
         Some(path) => store::read_url(&path)?,

@@ -15,7 +15,7 @@ use crate::guardian::Guardian;
 use crate::members::Members;
 use crate::signals::{Signals, exit_code, stop};
 use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble};
-use crate::{Program, Run, trouble};
+use crate::{Program, Run, store, trouble};
 
 /// How long to wait for the lock, unless it is said.
 const WAIT: Wait = Wait::For(Duration::from_secs(30));
@@ -206,7 +206,7 @@ fn start(held: &Held, run: &Program, mark: u64) -> Result<Group, Trouble> {
         .env_remove("DLOCK_FENCE")
         .kill_on_drop(true);
     if !run.keep_env {
-        command.env_remove("DLOCK_URL");
+        store::hide_urls(command.as_std_mut());
     }
     if let Some(fence) = held.fence() {
         command.env("DLOCK_FENCE", fence.to_string());

@@ -132,10 +132,22 @@ pub(crate) fn place(holder: &Holder) -> String {
 /// How it is held, if it is.
 pub(crate) fn mode(holder: &Holder) -> String {
     match (holder.left_behind, holder.first_in_line) {
-        (true, _) => "released, kept taken".to_owned(),
+        (true, _) => until(holder).map_or_else(
+            || "released, kept taken".to_owned(),
+            |until| format!("released, kept taken until {until}"),
+        ),
         (_, true) => "a waiter in Java is first in line".to_owned(),
         _ => holder.mode.to_string(),
     }
+}
+
+/// Until when what nobody holds stays taken, by this machine's clock: to the second, and where what is stored is a time
+/// that can be.
+pub(crate) fn until(holder: &Holder) -> Option<String> {
+    let left = holder.expires_in.filter(|left| {
+        (holder.left_behind || holder.first_in_line) && *left < Duration::from_secs(100 * 365 * 86_400)
+    })?;
+    Some(humantime::format_rfc3339_seconds(SystemTime::now() + left).to_string())
 }
 
 /// By this machine's clock, which may differ from the holder's.
@@ -268,5 +280,13 @@ mod tests {
         let (text, document) = shown(Mode::Exclusive, true);
         assert!(text.contains("released, kept taken") && !text.contains("day"), "{text}");
         assert_eq!(document["left_behind"], true);
+        (holder.expires_in, holder.left_behind) = (Some(Duration::from_secs(3_600)), true);
+        let shown = mode(&holder);
+        assert!(shown.starts_with("released, kept taken until 2"), "{shown}");
+        // What stands in a store may be anything.
+        holder.expires_in = Some(Duration::MAX);
+        assert_eq!(mode(&holder), "released, kept taken");
+        (holder.first_in_line, holder.left_behind) = (true, false);
+        assert_eq!(until(&holder), None);
     }
 }

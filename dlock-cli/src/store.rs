@@ -1,6 +1,8 @@
 //! The locks that the URL names.
 
+use std::env::VarError;
 use std::path::Path;
+use std::process::Command;
 
 use dlock::sql::SqliteOptions;
 use dlock::{Locks, LocksBuilder};
@@ -35,6 +37,19 @@ pub(crate) fn read_url(path: &Path) -> Result<String, Trouble> {
     }
 }
 
+/// Leaves the variables with URLs, which may hold passwords, out of the environment of a command: `DLOCK_URL`, and
+/// `DLOCK_<NAME>_URL` of services with several backends.
+pub(crate) fn hide_urls(command: &mut Command) {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    for name in names.filter(|name| has_url(name.as_encoded_bytes())) {
+        command.env_remove(name);
+    }
+}
+
+fn has_url(variable: &[u8]) -> bool {
+    variable.starts_with(b"DLOCK_") && variable.ends_with(b"_URL")
+}
+
 fn refuse_memory(url: &str) -> Result<&str, Trouble> {
     if url.starts_with("memory:") {
         return Err(Trouble::usage("`memory:` is only for the process itself; use another URL"));
@@ -42,6 +57,28 @@ fn refuse_memory(url: &str) -> Result<&str, Trouble> {
     Ok(url)
 }
 
+/// With the prefix of services that begin with `dlock::init()` in this environment. Its other options are those of
+/// services: here they are options of the command line.
 fn build(builder: LocksBuilder) -> Result<Locks, Trouble> {
-    Ok(builder.with_label(LABEL).build()?)
+    let prefix = |name: &str| match std::env::var(name) {
+        Ok(value) if name == "DLOCK_PREFIX" => Ok(Some(value)),
+        Err(VarError::NotUnicode(_)) if name == "DLOCK_PREFIX" => Err("UTF-8"),
+        _ => Ok(None),
+    };
+    Ok(builder.with_label(LABEL).with_variables("DLOCK_", prefix)?.build()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_with_urls_are_those_of_the_default_and_of_each_name() {
+        for variable in ["DLOCK_URL", "DLOCK_ORDERS_URL", "DLOCK_zk_URL", "DLOCK__URL"] {
+            assert!(has_url(variable.as_bytes()), "{variable}");
+        }
+        for variable in ["DLOCK_CURL", "DLOCK_LEASE", "OTHER_URL", "DLOCK_URL_FILE", "URL"] {
+            assert!(!has_url(variable.as_bytes()), "{variable}");
+        }
+    }
 }

@@ -4,7 +4,26 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 
-use support::Store;
+use dlock_rig::servers::redis::RedisServer;
+use support::{Running, Store, until};
+
+/// What is in the directory beside the database.
+fn files(store: &Store) -> Vec<String> {
+    let entries = std::fs::read_dir(store.path("")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.filter(|name| !name.contains("locks.db")).collect();
+    names.sort();
+    names
+}
+
+fn is_free(store: &Store, key: &str) -> bool {
+    store.run(key, &["--wait", "0"], "true").done().code == 0
+}
+
+fn acquire(store: &Store, path: &str) {
+    let taken = store.dlock(["baton", "acquire", "--key", "order", "--for", "1h", path]).done();
+    assert_eq!(taken.code, 0, "{}", taken.err);
+}
 
 #[test]
 fn a_lock_is_taken_in_one_step_kept_in_a_file_and_released_in_another() {
@@ -19,7 +38,7 @@ fn a_lock_is_taken_in_one_step_kept_in_a_file_and_released_in_another() {
     assert_eq!(busy.code, 75, "{}", busy.err);
     let secret = std::fs::read_to_string(&file).unwrap();
     let token = secret.trim().rsplit(':').nth(1).unwrap();
-    let shown = store.dlock(["baton", "show", path]).done();
+    let shown = store.plain(&["baton", "show", path]).done();
     assert!(shown.out.starts_with("order is kept") && !shown.out.contains(token), "{}", shown.out);
 
     let again = store.dlock(["baton", "acquire", "--key", "other", path]).done();
@@ -63,9 +82,11 @@ fn a_command_runs_under_the_lock_of_a_baton_with_a_higher_fence_and_the_lock_is_
     };
     let kept = exec(&["--keep", "1h"]);
     assert_eq!(kept.code, 0, "{}", kept.err);
-    let mut lines = kept.out.lines();
-    assert_eq!(lines.next(), Some("order"));
-    let second = number(lines.next().unwrap());
+    // The standard output is the command's.
+    let lines: Vec<&str> = kept.out.lines().collect();
+    assert_eq!((lines.len(), lines[0]), (2, "order"), "{}", kept.out);
+    assert!(kept.err.starts_with("dlock: order is kept until"), "{}", kept.err);
+    let second = number(lines[1]);
     assert!(second > fence, "{second} after {fence}");
     assert_eq!(store.run("order", &["--wait", "0"], "true").done().code, 75);
     let last = exec(&[]);
@@ -83,6 +104,12 @@ fn a_lock_that_nobody_comes_for_ends_with_its_time_and_its_baton_makes_nothing_a
     assert_eq!(store.run("order", &["--wait", "60s"], "true").done().code, 0);
     let late = store.dlock(["baton", "renew", &path]).done();
     assert_eq!(late.code, 79, "{}", late.err);
+    assert!(
+        late.err.contains("order.baton was left as it is") && store.path("order.baton").exists(),
+        "{}",
+        late.err
+    );
+    assert_eq!(files(&store), ["order.baton"]);
     assert_eq!(store.dlock(["ls"]).done().out.matches("order").count(), 0);
 }
 
@@ -97,12 +124,145 @@ fn what_is_no_baton_and_what_cannot_be_written_is_said_and_no_lock_stays() {
     let missing = store.dlock(["baton", "release", "/nowhere/baton"]).done();
     assert_eq!(missing.code, 64, "{}", missing.err);
     let lost = store.dlock(["baton", "acquire", "--key", "order", "/nowhere/baton"]).done();
-    assert_eq!(lost.code, 70, "{}", lost.err);
-    assert!(lost.err.contains("the lock was released"), "{}", lost.err);
+    assert_eq!(lost.code, 64, "{}", lost.err);
+    assert!(lost.err.contains("cannot be written"), "{}", lost.err);
     assert_eq!(store.run("order", &["--wait", "0"], "true").done().code, 0);
     let pipe = store.dlock(["baton", "acquire", "--key", "order", "-"]).done();
     assert_eq!(pipe.code, 0, "{}", pipe.err);
     let released = store.dlock(["baton", "release", "-"]).say(&pipe.out).done();
     assert_eq!(released.code, 0, "{}", released.err);
     assert_eq!(store.run("order", &["--wait", "0"], "true").done().code, 0);
+}
+
+#[test]
+fn an_acquire_makes_its_file_before_it_waits_and_removes_it_when_it_gets_no_lock() {
+    let store = Store::new();
+    let file = store.path("order.baton");
+    let path = file.to_str().unwrap();
+    let mut holder = store.holding("order");
+    let busy = store.dlock(["baton", "acquire", "--key", "order", "--wait", "0", path]).done();
+    assert_eq!((busy.code, file.exists()), (75, false), "{}", busy.err);
+
+    for (signal, code) in [(2, 130), (15, 143)] {
+        let waiting = store.dlock(["baton", "acquire", "--key", "order", "--wait", "forever", path]).start();
+        until("the file to be made", || file.exists());
+        let other = store.dlock(["baton", "acquire", "--key", "other", path]).done();
+        assert_eq!(other.code, 64, "{}", other.err);
+        assert!(other.err.contains("is there already") && is_free(&store, "other"), "{}", other.err);
+        waiting.signal(signal);
+        let ended = waiting.wait();
+        assert_eq!((ended.code, file.exists()), (code, false), "{}", ended.err);
+    }
+    // What came in its place is another one's.
+    let waiting = store.dlock(["baton", "acquire", "--key", "order", "--wait", "forever", path]).start();
+    until("the file to be made", || file.exists());
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, "other").unwrap();
+    holder.finish();
+    assert_eq!(holder.wait().code, 0);
+    let replaced = waiting.wait();
+    assert_eq!(replaced.code, 70, "{}", replaced.err);
+    assert!(replaced.err.contains("the lock was released"), "{}", replaced.err);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "other");
+    assert!(is_free(&store, "order"));
+}
+
+#[test]
+fn where_no_file_can_be_made_beside_the_baton_nothing_is_taken_over() {
+    let store = Store::new();
+    // A longer name is none that the file system takes, whoever asks.
+    let file = store.path(&"n".repeat(255));
+    let path = file.to_str().unwrap();
+    acquire(&store, path);
+    let renewed = store.dlock(["baton", "renew", path]).done();
+    assert_eq!(renewed.code, 64, "{}", renewed.err);
+    let run = store.dlock(["baton", "exec", "--keep", "1h", path, "--", "true"]).done();
+    assert_eq!(run.code, 64, "{}", run.err);
+    assert!(run.err.contains("cannot be written"), "{}", run.err);
+    let released = store.dlock(["baton", "release", path]).done();
+    assert_eq!(released.code, 0, "{}", released.err);
+    assert!(files(&store).is_empty(), "{:?}", files(&store));
+}
+
+#[test]
+fn a_lock_is_kept_on_however_the_command_ends() {
+    let store = Store::new();
+    let file = store.path("order.baton");
+    let path = file.to_str().unwrap();
+    acquire(&store, path);
+    let commands: [(&[&str], u8); 4] = [
+        (&["/nowhere/command"], 127),
+        (&["/"], 126),
+        (&["/bin/sh", "-c", "kill -9 $$"], 137),
+        // As an inner run may end.
+        (&["/bin/sh", "-c", "exit 79"], 79),
+    ];
+    for keep in [&["--keep", "1h"][..], &[]] {
+        for (command, code) in commands {
+            if !file.exists() {
+                acquire(&store, path);
+            }
+            let front = ["baton", "exec"].into_iter().chain(keep.iter().copied());
+            let all = front.chain([path, "--"]).chain(command.iter().copied());
+            let ended = store.dlock(all).done();
+            assert_eq!(ended.code, code, "{command:?}: {}", ended.err);
+            assert_eq!(is_free(&store, "order"), keep.is_empty(), "{command:?}");
+            assert_eq!(file.exists(), !keep.is_empty(), "{command:?}");
+        }
+    }
+}
+
+#[test]
+fn a_lock_that_is_not_kept_on_is_the_exit_code_unless_the_command_failed_and_no_file_stays() {
+    let store = Store::new();
+    let file = store.path("order.baton");
+    let path = file.to_str().unwrap();
+    let dlock = env!("CARGO_BIN_EXE_dlock");
+    let unwritten = format!("rm {path}.*");
+    let taken = format!("{dlock} --locks {} release --force --yes order > /dev/null", store.url());
+    for (script, code, says) in [
+        (unwritten.clone(), 70, "the lock was released"),
+        (format!("{unwritten}; exit 3"), 3, "the lock was released"),
+        (taken, 79, "order"),
+    ] {
+        acquire(&store, path);
+        let run = store.dlock(["baton", "exec", "--keep", "1h", path, "--", "/bin/sh", "-c", &script]).done();
+        assert_eq!(run.code, code, "{script}: {}", run.err);
+        assert!(run.err.contains(says), "{}", run.err);
+        assert!(is_free(&store, "order"), "{script}");
+        assert!(files(&store).is_empty(), "{script}: {:?}", files(&store));
+    }
+    let pipe = store.dlock(["baton", "exec", "--keep", "1h", "-", "--", "true"]).say("dlock-baton:1:").done();
+    assert_eq!(pipe.code, 64, "{}", pipe.err);
+    assert!(pipe.err.contains("--keep needs a file"), "{}", pipe.err);
+}
+
+#[test]
+fn a_signal_ends_what_waits_for_the_store_and_leaves_the_baton_as_it_was() {
+    let server = RedisServer::start().unwrap();
+    let store = Store::at(&format!("{}?connect=lazy", server.url()));
+    let file = store.path("order.baton");
+    let path = file.to_str().unwrap();
+    acquire(&store, path);
+    let text = std::fs::read_to_string(&file).unwrap();
+    server.pause();
+    let tasks = [
+        &["baton", "renew", path][..],
+        &["baton", "release", path],
+        &["baton", "exec", "--keep", "1h", path, "--", "true"],
+    ];
+    let waiting = tasks.map(|task| store.dlock(task.iter().copied()).start());
+    for one in &waiting {
+        one.waits_in_the_program();
+        one.signal(15);
+    }
+    for (ended, task) in waiting.map(Running::wait).iter().zip(tasks) {
+        assert_eq!(ended.code, 143, "{task:?}: {}", ended.err);
+        assert!(ended.err.contains("the store does not answer"), "{task:?}: {}", ended.err);
+    }
+    assert_eq!(files(&store), ["order.baton"]);
+    server.resume();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    let released = store.dlock(["baton", "release", path]).done();
+    assert_eq!(released.code, 0, "{}", released.err);
 }

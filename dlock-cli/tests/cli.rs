@@ -292,7 +292,9 @@ fn a_command_does_not_outlive_the_program_whatever_signal_ends_that() {
 #[test]
 fn a_command_is_stopped_and_goes_on_with_the_program() {
     let store = Store::new();
-    let script = "trap 'echo went on; exit 3' USR1; echo $$; while :; do sleep 0.02; done";
+    // A shell that is starting something waits for that in the kernel, and is not seen stopped when both are: it has
+    // nothing to start any more. USR1 ends what it waits for.
+    let script = "trap 'echo went on; exit 3' USR1; sleep 600 & echo $$; wait";
     let mut running = store.run("k", &[], script).start();
     let pid: u32 = running.line().trim().parse().unwrap();
     running.signal(20);
@@ -310,12 +312,12 @@ fn a_command_does_not_see_the_url_unless_that_was_asked_for() {
     let store = Store::new();
     std::fs::write(store.path("url"), format!("{}\n", store.url())).unwrap();
     let task = ["run", "--key", "k"];
-    let echo = ["--", "/bin/sh", "-c", "echo \"url=$DLOCK_URL\""];
+    let echo = ["--", "/bin/sh", "-c", "echo \"url=$DLOCK_URL$DLOCK_ORDERS_URL\""];
     let run = |options: &[&str]| {
         let all: Vec<_> = task.iter().chain(options).chain(&echo).copied().collect();
         store.plain(&all)
     };
-    let hidden = run(&[]).env("DLOCK_URL", store.url()).done();
+    let hidden = run(&[]).env("DLOCK_URL", store.url()).env("DLOCK_ORDERS_URL", "redis://:secret@h/").done();
     assert_eq!((hidden.out.trim(), hidden.code), ("url=", 0), "{}", hidden.err);
     let asked = run(&["--keep-env"]).env("DLOCK_URL", store.url()).done();
     assert_eq!(asked.out.trim(), format!("url={}", store.url()));
@@ -507,6 +509,23 @@ fn wrong_and_unreachable_stores_are_one_line_and_a_code() {
     let help = store.plain(&["--help"]).env("DLOCK_URL", "redis://user:hunter2@h/").done();
     assert_eq!(help.code, 0);
     assert!(help.out.contains("DLOCK_URL") && !help.out.contains("hunter2"), "{}", help.out);
+}
+
+#[test]
+fn the_prefix_of_services_stands_before_the_keys_of_the_program_too() {
+    let store = Store::new();
+    let mut running = store.run("k", &[], "echo ready; read end; true").env("DLOCK_PREFIX", "shop:").start();
+    running.says("ready");
+    let keys = |prefix: &str| {
+        let listed = store.dlock(["--json", "ls"]).env("DLOCK_PREFIX", prefix).done().json();
+        listed["held"].as_array().unwrap().iter().map(|held| held["key"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!((keys(""), keys("shop:"), keys("other:")), (vec!["shop:k".into()], vec!["k".into()], vec![]));
+    let wrong = store.dlock(["ls"]).env("DLOCK_PREFIX", &"p".repeat(129)).done();
+    assert_eq!(wrong.code, 64, "{}", wrong.err);
+    assert!(wrong.err.contains("DLOCK_PREFIX"), "{}", wrong.err);
+    running.finish();
+    assert_eq!(running.wait().code, 0);
 }
 
 #[test]

@@ -114,8 +114,8 @@ impl Guard {
     ///
     /// Nothing was changed, and the guard holds as before:
     ///
-    /// * [`ErrorKind::Unsupported`]: the backend cannot; the lock is fair, read, or permits; it is a leader's term or the
-    ///   lock of a job.
+    /// * [`ErrorKind::Unsupported`]: the backend cannot; the lock is fair, read, or permits; it is a leader's term or
+    ///   the lock of a job.
     /// * [`ErrorKind::Conflict`]: it has further shares, as above.
     /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the time is out of bounds.
     /// * [`ErrorKind::Suspect`], [`ErrorKind::Lost`] and [`ErrorKind::NotHeld`] as of [`check`](Self::check).
