@@ -3,11 +3,11 @@
 -- in ms; who it is.
 -- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it is the fence
 -- of what was taken over; {value} of a lock that the token has already; {remaining lease in ms, value} where another token
--- stands; 0 where there is nothing, or what is no lock.
+-- stands; 0 where there is nothing.
 local LONGEST = 500
 local value = try('GETRANGE', KEYS[1], 0, 511)
 if type(value) == 'table' then
-  return string.find(value.err, 'WRONGTYPE', 1, true) and done(0) or value
+  return value
 end
 local token = string.sub(value, 1, #ARGV[2])
 if token == ARGV[2] then

@@ -1,8 +1,10 @@
 //! Locks that are handed over by a baton.
 
+use dlock_core::backend::Mode;
 use dlock_core::{Baton, ErrorKind, Fence, Locks};
 use dlock_redis::Redis;
-use dlock_rig::proxy::Loss;
+use dlock_rig::proxy::{Direction, Flow, Loss};
+use dlock_rig::servers::redis::RedisServer;
 
 use crate::support::{HOUR, LONG, Proxied, error_of, fence, held, locks, over, soon, until};
 
@@ -78,6 +80,61 @@ async fn who_waits_through_a_hand_over_is_notified_of_the_takers_release() {
     assert!(stored().ends_with(" !"), "{}", stored());
     guard.release().await.unwrap();
     soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Otherwise they would wait for as long as it was left at first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_told_when_a_hand_over_is_taken_back() {
+    let on = Proxied::start();
+    let ours = over(Redis::connect(&on.url()).await.unwrap(), HOUR);
+    let guard = ours.lock("order").acquire().await.unwrap();
+    let waiter = locks(&on.server.url(), HOUR).await.lock("order").with_wait(HOUR);
+    let waiter = tokio::spawn(async move { waiter.acquire().await });
+    let stored = || on.server.command::<String>(&["GET", "dlock:order"]);
+    until("the mark of the waiter", || stored().ends_with(" !")).await;
+    let mut connection = on.server.admin();
+    let mut told = connection.as_pubsub();
+    told.subscribe("dlock:order").unwrap();
+    told.set_read_timeout(Some(LONG)).unwrap();
+    on.proxy.set(Direction::ToClient, Flow::Hold);
+    let handing = tokio::spawn(guard.hand_over().into_future());
+    until("the key to be left", || stored().contains(" left=1 ")).await;
+    told.get_message().expect("a message to those who wait");
+    handing.abort();
+    on.proxy.mend();
+    told.get_message().expect("a message that it is left for no longer");
+    soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Those who hold it may be several, whom another script knows.
+#[tokio::test]
+async fn a_baton_that_is_of_no_use_any_more_says_who_has_the_lock_however_it_is_held() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let baton = ours.lock("order").acquire().await.unwrap().hand_over().await.unwrap();
+    ours.take_over(&baton).await.unwrap().release().await.unwrap();
+    let refused = || async { error_of(theirs.take_over(&baton).await, ErrorKind::NotHeld) };
+    assert!(refused().await.to_string().contains("nobody has the lock"));
+    let permits = Mode::Permits { of: 2, take: 1 };
+    let order = || ours.lock("order");
+    for (number, mode) in [Mode::Exclusive, Mode::Exclusive, Mode::Shared, permits].into_iter().enumerate() {
+        let guard = match number {
+            0 => order().acquire().await,
+            1 => order().with_fairness(true).acquire().await,
+            2 => order().read().acquire().await,
+            _ => ours.semaphore("order", 2).acquire().await,
+        };
+        let guard = guard.unwrap();
+        let error = refused().await;
+        assert!(error.to_string().contains("somebody else has the lock"), "{error}");
+        let holder = error.holder().expect("who has it");
+        assert_eq!((holder.fence, holder.mode), (guard.fence(), mode), "{error}");
+        guard.release().await.unwrap();
+        server.command::<u32>(&["DEL", "dlock:order"]);
+    }
+    server.command::<u32>(&["HSET", "dlock:order", "data", "of others"]);
+    let error = refused().await;
+    assert!(error.to_string().contains("not a lock of dlock"), "{error}");
 }
 
 /// Its token is no owner that could be carried there.
