@@ -1,15 +1,17 @@
 //! Locks that are handed over by a baton.
 
 use dlock_core::backend::Mode;
-use dlock_core::{Baton, ErrorKind, Fence, Locks};
+use dlock_core::{Baton, ErrorKind, Fence, Guard, Locks};
 use dlock_redis::Redis;
 use dlock_rig::proxy::{Direction, Flow, Loss};
 use dlock_rig::servers::redis::RedisServer;
+use tokio::task::JoinHandle;
 
+use crate::fairness::{LONGEST, wait_behind_any};
 use crate::support::{HOUR, LONG, Proxied, error_of, fence, held, locks, over, soon, until};
 
 /// One of two copies, which both come at once.
-async fn taken_by_one(takers: [&Locks; 2], baton: &Baton) -> dlock_core::Guard {
+async fn taken_by_one(takers: [&Locks; 2], baton: &Baton) -> Guard {
     let (one, other) = tokio::join!(takers[0].take_over(baton), takers[1].take_over(baton));
     let (guard, refused) = if one.is_ok() { (one, other) } else { (other, one) };
     error_of(refused, ErrorKind::NotHeld);
@@ -80,6 +82,64 @@ async fn who_waits_through_a_hand_over_is_notified_of_the_takers_release() {
     assert!(stored().ends_with(" !"), "{}", stored());
     guard.release().await.unwrap();
     soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn those_in_line_keep_their_places_over_a_hand_over_and_the_first_is_told_of_the_takers_release() {
+    let server = RedisServer::start().unwrap();
+    let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
+    let guard = clients[0].lock("room").acquire().await.unwrap();
+    let mut waiters = Vec::new();
+    for number in [0, 1, 1, 0] {
+        waiters.push(wait_behind_any(&server, &clients[number]).await);
+    }
+    let baton = guard.hand_over().await.unwrap();
+    let left = clients[0].inspect("room").await.unwrap().unwrap();
+    assert!(left.left_behind, "{left}");
+    let guard = clients[1].take_over(&baton).await.unwrap();
+    let mut connection = server.admin();
+    let mut told = connection.as_pubsub();
+    told.psubscribe("dlock:room#*").unwrap();
+    told.set_read_timeout(Some(LONG)).unwrap();
+    served_in_order(&clients[0], guard, waiters).await;
+    told.get_message().expect("a message to the first in line");
+    assert_eq!(held(&server), [""; 0]);
+}
+
+/// Each has the lock at the release of the one before, and nobody else does.
+async fn served_in_order(
+    locks: &Locks,
+    mut guard: Guard,
+    waiters: Vec<JoinHandle<dlock_core::Result<Guard>>>,
+) {
+    for waiter in waiters {
+        guard.release().await.unwrap();
+        assert!(locks.lock("room").try_acquire().await.unwrap().is_none(), "it is another one's turn");
+        guard = soon("its turn", waiter).await.unwrap().unwrap();
+    }
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_taker_says_of_itself_what_there_is_room_for_before_those_in_line() {
+    let server = RedisServer::start().unwrap();
+    let ours = locks(&server.url(), LONG).await;
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let labelled = Locks::builder(redis).with_label("=".repeat(64)).with_lease(LONG).build().unwrap();
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let value = || server.command::<String>(&["GET", "dlock:room"]);
+    let mut waiters = Vec::new();
+    while value().len() < LONGEST {
+        waiters.push(wait_behind_any(&server, &ours).await);
+    }
+    let baton = guard.hand_over().await.unwrap();
+    let guard = labelled.take_over(&baton).await.unwrap();
+    assert!(value().len() < 512, "{}", value());
+    let shown = ours.inspect("room").await.unwrap().unwrap();
+    assert_eq!((shown.fence, shown.label), (guard.fence(), None), "there was no room for the label");
+    assert!(shown.host.is_some());
+    served_in_order(&ours, guard, waiters).await;
+    assert_eq!(held(&server), [""; 0]);
 }
 
 /// Otherwise they would wait for as long as it was left at first.
