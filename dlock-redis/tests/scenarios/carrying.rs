@@ -1,10 +1,13 @@
 //! Locks that are handed over by a baton.
 
-use dlock_core::backend::Mode;
+use std::time::Duration;
+
+use dlock_core::backend::{Attempt, Backend, Claim, Mode};
 use dlock_core::{Baton, ErrorKind, Fence, Guard, Locks};
 use dlock_redis::Redis;
 use dlock_rig::proxy::{Direction, Flow, Loss};
 use dlock_rig::servers::redis::RedisServer;
+use dlock_testkit::claim_request;
 use tokio::task::JoinHandle;
 
 use crate::fairness::{LONGEST, wait_behind_any};
@@ -140,6 +143,17 @@ async fn a_taker_says_of_itself_what_there_is_room_for_before_those_in_line() {
     assert!(shown.host.is_some());
     served_in_order(&ours, guard, waiters).await;
     assert_eq!(held(&server), [""; 0]);
+}
+
+/// A time that the server cannot keep is none to it, and no lock can be left for that.
+#[tokio::test]
+async fn a_key_is_left_for_less_than_the_server_can_keep() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let mut claim = redis.claim(claim_request("order", LONG, false).await.unwrap());
+    assert!(matches!(claim.attempt().await, Ok(Attempt::Granted(_))));
+    assert!(claim.leave(Duration::from_nanos(300)).await.unwrap().removed);
+    until("its end", || held(&server).is_empty()).await;
 }
 
 /// Otherwise they would wait for as long as it was left at first.
