@@ -156,6 +156,22 @@ async fn a_key_is_left_for_less_than_the_server_can_keep() {
     until("its end", || held(&server).is_empty()).await;
 }
 
+#[tokio::test]
+async fn where_a_lock_is_gone_nothing_is_left_whatever_stands_there() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let mut claim = redis.claim(claim_request("order", LONG, false).await.unwrap());
+    assert!(matches!(claim.attempt().await, Ok(Attempt::Granted(_))));
+    for data in [None, Some("LPUSH"), Some("APPEND")] {
+        server.command::<()>(&["DEL", "dlock:order"]);
+        if let Some(command) = data {
+            server.command::<()>(&[command, "dlock:order", "data of others"]);
+        }
+        assert!(!claim.leave(LONG).await.unwrap().removed, "{data:?}");
+        assert_eq!(held(&server).len(), usize::from(data.is_some()), "{data:?}");
+    }
+}
+
 /// Otherwise they would wait for as long as it was left at first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_is_told_when_a_hand_over_is_taken_back() {
