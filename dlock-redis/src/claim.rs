@@ -313,7 +313,7 @@ impl Claim for RedisClaim {
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
         (self.listener, self.signal, self.tracked) = (None, None, None);
         // The server keeps whole milliseconds: rather one too many.
-        let millis = u64::try_from(taken_for.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
+        let millis = u64::try_from(taken_for.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         let (client, names, token) = (Arc::clone(&self.client), self.names.clone(), self.request.token);
         let call = |number| client.format.leave(&names, &token, millis, number);
         let answer = client.servers.ask(names.slot, (false, self.patience()), call).await?;

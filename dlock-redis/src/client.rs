@@ -132,7 +132,8 @@ impl Client {
         self.question(slot, true, call).await
     }
 
-    async fn question(
+    /// Sends a call that takes no lock, and which a replica answers, too, where it only `looks`.
+    pub(crate) async fn question(
         &self,
         slot: u16,
         looks: bool,

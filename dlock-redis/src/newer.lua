@@ -41,19 +41,16 @@ end
 if seen and below(version, seen) then
   return {older}
 end
--- First, so that who may not write this writes nothing; what stood there stands there again if the body fails.
-redis.call('HSET', KEYS[#KEYS], 'version', version, 'fence', fence)
-local done, result = pcall(function()
-{body}
-end)
-if not done or (type(result) == 'table' and result.err) then
-  if seen then
-    redis.call('HSET', KEYS[#KEYS], 'version', seen, 'fence', last)
-  else
-    redis.call('HDEL', KEYS[#KEYS], 'version', 'fence')
-  end
+-- Tried first, by arguments that change nothing, so that who may not write this writes nothing. It counts once the body
+-- has ended well.
+local tried = redis.pcall('HSET', KEYS[#KEYS], 'version', version, 'fence')
+if not string.find(tried.err, 'rong number of arg', 1, true) then
+  return tried
 end
-if not done then
-  error(result, 0)
+local result = (function()
+{body}
+end)()
+if type(result) ~= 'table' or not result.err then
+  redis.call('HSET', KEYS[#KEYS], 'version', version, 'fence', fence)
 end
 return result

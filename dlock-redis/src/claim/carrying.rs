@@ -6,6 +6,7 @@ use dlock_core::backend::{Attempt, Busy};
 use dlock_core::{Failure, Token};
 
 use super::RedisClaim;
+use crate::administration::inspect_granted;
 use crate::request::{Answer, RequestTakeOver, Step, Who};
 
 impl RedisClaim {
@@ -18,7 +19,12 @@ impl RedisClaim {
         let asked = RequestTakeOver { request: &request, left };
         let reply = client.servers.carry_out(&asked, self.patience(), &mut self.unanswered).await?;
         match reply.answer {
-            Answer::Done(false) | Answer::NoLock => Ok(Attempt::Busy(Busy::default())),
+            Answer::Done(false) => Ok(Attempt::Busy(Busy::default())),
+            // Several hold it, or stand in line for it.
+            Answer::NoLock => {
+                let holder = inspect_granted(&self.client, &self.names).await?;
+                Ok(self.busy(None, holder.map(Box::new)))
+            }
             _ => self.taken(&request, &reply).await,
         }
     }

@@ -14,9 +14,10 @@
 --             {ms to wait or -1, value or ''} when it is taken, or another one's turn
 --   renew     1, or 0 when there was nothing
 --   withdraw  the same
--- What is held alone has room for one more in line while its value is shorter; a hash while it has fewer fields. One that
--- has more than a line and its holders can have is none of ours, and never read or deleted.
-local LONGEST, ROOM, FIELDS = 455, 10000, 20016
+-- What is held alone has room for one more in line while its value is shorter: one place, the mark of a reader, and what
+-- says that the key was left, end within what is read. A hash has room while it has fewer fields; one that has more than
+-- a line and its holders can have is none of ours, and never read or deleted.
+local LONGEST, ROOM, FIELDS = 454, 10000, 20016
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
 local acquires, waits = operation == 'acquire', ARGV[7] == '1'
 local wrong = 'WRONGTYPE the key holds something that is no lock'

@@ -1,13 +1,13 @@
-
 -- Takes over what was left under the token of a baton; see plain_leave.lua.
 -- KEYS: the lock; the counter of fences. ARGV: the number of the call; the token; the one that was left behind; the lease
 -- in ms; who it is.
 -- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it is the fence
 -- of what was taken over; {value} of a lock that the token has already; {remaining lease in ms, value} where another token
--- stands; 0 where there is nothing, or what is no lock.
+-- stands; 0 where there is nothing.
+local LONGEST = 500
 local value = try('GETRANGE', KEYS[1], 0, 511)
 if type(value) == 'table' then
-  return string.find(value.err, 'WRONGTYPE', 1, true) and done(0) or value
+  return value
 end
 local token = string.sub(value, 1, #ARGV[2])
 if token == ARGV[2] then
@@ -20,8 +20,13 @@ draw_first(KEYS[2])
 if refused then
   return refused
 end
--- Those who wait are noted at the end of the value.
+-- Those who wait are noted at the end of the value. Before them is what there is room for of who it is, in whole fields:
+-- a mark, and what says that the key was left, may be added.
 local line = string.find(value, ' >%x+:%d+', 40)
 local waiting = line and string.sub(value, line) or string.match(value, ' %??!$') or ''
-call('SET', KEYS[1], ARGV[2] .. ' ' .. text(fence) .. '+0 ' .. ARGV[5] .. waiting, 'PX', ARGV[4])
+local taken, who = ARGV[2] .. ' ' .. text(fence) .. '+0 ', ARGV[5]
+while #taken + #who + #waiting > LONGEST and who ~= '' do
+  who = string.match(who, '^(.*) ') or ''
+end
+call('SET', KEYS[1], taken .. who .. waiting, 'PX', ARGV[4])
 return done(fence)

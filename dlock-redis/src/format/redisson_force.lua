@@ -8,7 +8,7 @@
 local queue, timeouts, side, meant = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local count = redis.pcall('HLEN', KEYS[1])
 if count == 0 then
-  local places, first = waiters_of_others(queue, timeouts, side)
+  local first, _, places = waiters_of_others(queue, timeouts, side, true)
   if not first then
     return { 0, ARGV[4] }
   elseif meant and meant ~= '?' .. first then

@@ -5,7 +5,7 @@
 -- error.
 local count = redis.call('HLEN', KEYS[1])
 if count == 0 then
-  local _, first, left = waiters_of_others(ARGV[2], ARGV[3], ARGV[4])
+  local first, left = waiters_of_others(ARGV[2], ARGV[3], ARGV[4])
   return { first and { left, 0, first, '' } or { -2, 0, '', '' }, ARGV[1] }
 end
 local held = count == 1 and redis.call('HGETALL', KEYS[1]) or { 'mode', redis.call('HGET', KEYS[1], 'mode') or '' }

@@ -1,14 +1,18 @@
 -- The line of a lock that nobody has, for the scripts that look and that take it away: of waiters that are Redisson's.
 -- The list, the sorted set and the hash beside are in the slot of the lock, and no keys of the call: a user without a
 -- right to them looks and takes locks away all the same.
--- Returns how many stand before the first of ours that is alive, the first of them whose turn it is, if there is one, and
--- for how many ms it keeps its place, -1 without an end. See redisson_fair.lua for who is passed over.
-local function waiters_of_others(queue, timeouts, side)
+-- Returns the first of those who stand before the first of ours that is alive, whose turn it is, if there is one; for how
+-- many ms it keeps its place, -1 without an end; and where all are asked for, how many they are. See redisson_fair.lua
+-- for who is passed over.
+local function waiters_of_others(queue, timeouts, side, all)
   local time, most = redis.call('TIME'), 1000
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local line = redis.pcall('LRANGE', queue, 0, most - 1)
   local count, first, left = 0, nil, nil
-  for _, waiter in ipairs(line.err and {} or line) do
+  while count < most and (all or not first) do
+    local waiter = redis.pcall('LRANGE', queue, count, count)[1]
+    if not waiter then
+      break
+    end
     local alive, score = redis.pcall('HGET', side, '?' .. waiter), redis.pcall('ZSCORE', timeouts, waiter)
     alive = type(alive) == 'string' and tonumber(alive)
     score = type(score) == 'string' and tonumber(score)
@@ -20,5 +24,5 @@ local function waiters_of_others(queue, timeouts, side)
     end
     count = count + 1
   end
-  return count, first, left
+  return first, left, count
 end

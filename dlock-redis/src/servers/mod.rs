@@ -365,6 +365,10 @@ impl Command for RequestTakeOver<'_> {
         self.request.names.slot
     }
 
+    fn no_lock(&self) -> Option<Answer> {
+        Some(Answer::NoLock)
+    }
+
     async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
         connection.carry_out_take_over(self, asking).await
     }

@@ -1,13 +1,20 @@
 //! Locks that are handed over by a baton.
 
-use dlock_core::{Baton, ErrorKind, Fence, Locks};
-use dlock_redis::Redis;
-use dlock_rig::proxy::Loss;
+use std::time::Duration;
 
+use dlock_core::backend::{Attempt, Backend, Claim, Mode};
+use dlock_core::{Baton, ErrorKind, Fence, Guard, Locks};
+use dlock_redis::Redis;
+use dlock_rig::proxy::{Direction, Flow, Loss};
+use dlock_rig::servers::redis::RedisServer;
+use dlock_testkit::claim_request;
+use tokio::task::JoinHandle;
+
+use crate::fairness::{LONGEST, wait_behind_any};
 use crate::support::{HOUR, LONG, Proxied, error_of, fence, held, locks, over, soon, until};
 
 /// One of two copies, which both come at once.
-async fn taken_by_one(takers: [&Locks; 2], baton: &Baton) -> dlock_core::Guard {
+async fn taken_by_one(takers: [&Locks; 2], baton: &Baton) -> Guard {
     let (one, other) = tokio::join!(takers[0].take_over(baton), takers[1].take_over(baton));
     let (guard, refused) = if one.is_ok() { (one, other) } else { (other, one) };
     error_of(refused, ErrorKind::NotHeld);
@@ -78,6 +85,146 @@ async fn who_waits_through_a_hand_over_is_notified_of_the_takers_release() {
     assert!(stored().ends_with(" !"), "{}", stored());
     guard.release().await.unwrap();
     soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn those_in_line_keep_their_places_over_a_hand_over_and_the_first_is_told_of_the_takers_release() {
+    let server = RedisServer::start().unwrap();
+    let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
+    let guard = clients[0].lock("room").acquire().await.unwrap();
+    let mut waiters = Vec::new();
+    for number in [0, 1, 1, 0] {
+        waiters.push(wait_behind_any(&server, &clients[number]).await);
+    }
+    let baton = guard.hand_over().await.unwrap();
+    let left = clients[0].inspect("room").await.unwrap().unwrap();
+    assert!(left.left_behind, "{left}");
+    let guard = clients[1].take_over(&baton).await.unwrap();
+    let mut connection = server.admin();
+    let mut told = connection.as_pubsub();
+    told.psubscribe("dlock:room#*").unwrap();
+    told.set_read_timeout(Some(LONG)).unwrap();
+    served_in_order(&clients[0], guard, waiters).await;
+    told.get_message().expect("a message to the first in line");
+    assert_eq!(held(&server), [""; 0]);
+}
+
+/// Each has the lock at the release of the one before, and nobody else does.
+async fn served_in_order(
+    locks: &Locks,
+    mut guard: Guard,
+    waiters: Vec<JoinHandle<dlock_core::Result<Guard>>>,
+) {
+    for waiter in waiters {
+        guard.release().await.unwrap();
+        assert!(locks.lock("room").try_acquire().await.unwrap().is_none(), "it is another one's turn");
+        guard = soon("its turn", waiter).await.unwrap().unwrap();
+    }
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_taker_says_of_itself_what_there_is_room_for_before_those_in_line() {
+    let server = RedisServer::start().unwrap();
+    let ours = locks(&server.url(), LONG).await;
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let labelled = Locks::builder(redis).with_label("=".repeat(64)).with_lease(LONG).build().unwrap();
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let value = || server.command::<String>(&["GET", "dlock:room"]);
+    let mut waiters = Vec::new();
+    while value().len() < LONGEST {
+        waiters.push(wait_behind_any(&server, &ours).await);
+    }
+    let baton = guard.hand_over().await.unwrap();
+    let guard = labelled.take_over(&baton).await.unwrap();
+    assert!(value().len() < 512, "{}", value());
+    let shown = ours.inspect("room").await.unwrap().unwrap();
+    assert_eq!((shown.fence, shown.label), (guard.fence(), None), "there was no room for the label");
+    assert!(shown.host.is_some());
+    served_in_order(&ours, guard, waiters).await;
+    assert_eq!(held(&server), [""; 0]);
+}
+
+/// A time that the server cannot keep is none to it, and no lock can be left for that.
+#[tokio::test]
+async fn a_key_is_left_for_less_than_the_server_can_keep() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let mut claim = redis.claim(claim_request("order", LONG, false).await.unwrap());
+    assert!(matches!(claim.attempt().await, Ok(Attempt::Granted(_))));
+    assert!(claim.leave(Duration::from_nanos(300)).await.unwrap().removed);
+    until("its end", || held(&server).is_empty()).await;
+}
+
+#[tokio::test]
+async fn where_a_lock_is_gone_nothing_is_left_whatever_stands_there() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let mut claim = redis.claim(claim_request("order", LONG, false).await.unwrap());
+    assert!(matches!(claim.attempt().await, Ok(Attempt::Granted(_))));
+    for data in [None, Some("LPUSH"), Some("APPEND")] {
+        server.command::<()>(&["DEL", "dlock:order"]);
+        if let Some(command) = data {
+            server.command::<()>(&[command, "dlock:order", "data of others"]);
+        }
+        assert!(!claim.leave(LONG).await.unwrap().removed, "{data:?}");
+        assert_eq!(held(&server).len(), usize::from(data.is_some()), "{data:?}");
+    }
+}
+
+/// Otherwise they would wait for as long as it was left at first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_told_when_a_hand_over_is_taken_back() {
+    let on = Proxied::start();
+    let ours = over(Redis::connect(&on.url()).await.unwrap(), HOUR);
+    let guard = ours.lock("order").acquire().await.unwrap();
+    let waiter = locks(&on.server.url(), HOUR).await.lock("order").with_wait(HOUR);
+    let waiter = tokio::spawn(async move { waiter.acquire().await });
+    let stored = || on.server.command::<String>(&["GET", "dlock:order"]);
+    until("the mark of the waiter", || stored().ends_with(" !")).await;
+    let mut connection = on.server.admin();
+    let mut told = connection.as_pubsub();
+    told.subscribe("dlock:order").unwrap();
+    told.set_read_timeout(Some(LONG)).unwrap();
+    on.proxy.set(Direction::ToClient, Flow::Hold);
+    let handing = tokio::spawn(guard.hand_over().into_future());
+    until("the key to be left", || stored().contains(" left=1 ")).await;
+    told.get_message().expect("a message to those who wait");
+    handing.abort();
+    on.proxy.mend();
+    told.get_message().expect("a message that it is left for no longer");
+    soon("the waiter", waiter).await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Those who hold it may be several, whom another script knows.
+#[tokio::test]
+async fn a_baton_that_is_of_no_use_any_more_says_who_has_the_lock_however_it_is_held() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let baton = ours.lock("order").acquire().await.unwrap().hand_over().await.unwrap();
+    ours.take_over(&baton).await.unwrap().release().await.unwrap();
+    let refused = || async { error_of(theirs.take_over(&baton).await, ErrorKind::NotHeld) };
+    assert!(refused().await.to_string().contains("nobody has the lock"));
+    let permits = Mode::Permits { of: 2, take: 1 };
+    let order = || ours.lock("order");
+    for (number, mode) in [Mode::Exclusive, Mode::Exclusive, Mode::Shared, permits].into_iter().enumerate() {
+        let guard = match number {
+            0 => order().acquire().await,
+            1 => order().with_fairness(true).acquire().await,
+            2 => order().read().acquire().await,
+            _ => ours.semaphore("order", 2).acquire().await,
+        };
+        let guard = guard.unwrap();
+        let error = refused().await;
+        assert!(error.to_string().contains("somebody else has the lock"), "{error}");
+        let holder = error.holder().expect("who has it");
+        assert_eq!((holder.fence, holder.mode), (guard.fence(), mode), "{error}");
+        guard.release().await.unwrap();
+        server.command::<u32>(&["DEL", "dlock:order"]);
+    }
+    server.command::<u32>(&["HSET", "dlock:order", "data", "of others"]);
+    let error = refused().await;
+    assert!(error.to_string().contains("not a lock of dlock"), "{error}");
 }
 
 /// Its token is no owner that could be carried there.

@@ -102,6 +102,19 @@ async fn a_replica_grants_nothing() {
     assert_eq!(held(pair.replica()), [""; 0]);
 }
 
+/// It may not know of it yet.
+#[tokio::test]
+async fn a_replica_does_not_say_that_nobody_has_a_lock_that_is_to_be_taken_away() {
+    let pair = RedisPair::start().unwrap();
+    let (ours, theirs) = (locks(&pair, 0).await, Redis::connect(&pair.replica().url()).await.unwrap());
+    pair.black_hole_the_replication();
+    let guard = ours.lock("room").acquire().await.unwrap();
+    let seen = ours.occupancy("room").await.unwrap().holders;
+    let error = error_of(over(theirs, LONG).force_release_of("room", &seen).await, ErrorKind::Unavailable);
+    assert!(error.to_string().contains("replica"), "{error}");
+    guard.check().unwrap();
+}
+
 /// By `HELLO`, and where that is refused by `ROLE` or by `INFO`.
 #[tokio::test]
 async fn a_replica_that_can_be_written_to_grants_and_releases_nothing_however_it_says_what_it_is() {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::Mode;
+use dlock_core::backend::{LEFT_BEHIND, Mode};
 use dlock_core::{ErrorKind, Guard, Lock, Locks, Requirement, Wait};
 use dlock_redis::{Recipe, Redis};
 use dlock_rig::proxy::{Direction, Flow};
@@ -89,7 +89,10 @@ fn waiting(server: &RedisServer) -> usize {
     }
 }
 
-async fn wait_behind_any(server: &RedisServer, locks: &Locks) -> JoinHandle<dlock_core::Result<Guard>> {
+pub(crate) async fn wait_behind_any(
+    server: &RedisServer,
+    locks: &Locks,
+) -> JoinHandle<dlock_core::Result<Guard>> {
     let before = waiting(server);
     let lock = fair(locks);
     let waiter = tokio::spawn(async move { lock.acquire().await });
@@ -241,26 +244,38 @@ async fn a_release_by_force_tells_those_in_line() {
     }
 }
 
-/// Its line about the holder leaves room for few. The others have their turn all the same, and nothing grows.
+/// Its line about the holder leaves room for few. The others have their turn all the same, and nothing grows: there is
+/// room for the mark of a reader and for what says that the key was left.
 #[tokio::test]
 async fn more_than_there_is_room_for_behind_a_holder_have_their_turns_too() {
     let server = RedisServer::start().unwrap();
     let redis = Redis::connect(&server.url()).await.unwrap();
-    let labelled = Locks::builder(redis).with_label("=".repeat(64)).build().unwrap();
+    let labelled = |length| Locks::builder(redis.clone()).with_label("a".repeat(length)).build().unwrap();
     let others = locks(&server.url(), LONG).await;
-    let guard = labelled.lock("room").acquire().await.unwrap();
+    let value = || server.command::<String>(&["GET", "dlock:room"]);
+    let guard = labelled(1).lock("room").acquire().await.unwrap();
+    // So that what is stored with the last place is as long as can be.
+    let length = 1 + (LONGEST - " !".len() + PLACE - value().len() % PLACE) % PLACE;
+    guard.release().await.unwrap();
+    let guard = labelled(length).lock("room").acquire().await.unwrap();
     let mut waiters = JoinSet::new();
     for _ in 0..12 {
         let lock = fair(&others);
         waiters.spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() });
     }
-    let value = || server.command::<String>(&["GET", "dlock:room"]);
-    until("no more room", || value().len() >= 455).await;
-    assert!(value().len() < 512 && (1..12).contains(&waiting(&server)), "{}", value());
+    let asked = || server.command_calls().get("getrange").copied().unwrap_or_default();
+    until("questions of all", || asked() >= 3 * 12).await;
+    assert!(value().len() >= LONGEST && (1..12).contains(&waiting(&server)), "{}", value());
+    assert!(value().len() + " ?!".len() + LEFT_BEHIND.len() < 512, "{}", value());
     guard.release().await.unwrap();
     soon("their turns", waiters.join_all()).await;
     assert_eq!(held(&server), [""; 0]);
 }
+
+/// What is stored of one that waits behind a holder: its token, and until when it is alive.
+const PLACE: usize = " >".len() + 32 + ":1795762800000".len();
+/// What is so long has no room for one more.
+pub(crate) const LONGEST: usize = 454;
 
 #[tokio::test]
 async fn a_reader_that_waits_hears_of_a_release_that_leaves_the_key_taken() {

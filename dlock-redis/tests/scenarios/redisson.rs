@@ -350,6 +350,20 @@ async fn of_a_line_that_is_left_of_waiters_in_java_the_first_is_listed_and_remov
 }
 
 #[tokio::test]
+async fn of_a_long_line_of_waiters_in_java_a_look_reads_the_first() {
+    let server = RedisServer::start().unwrap();
+    let locks = with_lines(&server, LONG).await;
+    for number in 0..50 {
+        wait_in_java(&server, "till", &format!("{JAVA}{number}"), 300_000);
+    }
+    let calls = || server.command_calls().get("zscore").copied().unwrap_or_default();
+    let before = calls();
+    let shown = locks.inspect("till").await.unwrap().expect("it is the turn of the first");
+    assert_eq!(shown.label, Some(format!("{JAVA}0")));
+    assert_eq!(calls() - before, 1);
+}
+
+#[tokio::test]
 async fn a_waiter_in_java_that_got_the_lock_after_it_was_seen_keeps_it_and_ours_behind_a_dead_one_are_served()
 {
     let server = RedisServer::start().unwrap();
