@@ -95,12 +95,17 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
             assert_eq!(written!(db, cell, early, b, fence(2)).unwrap(), VersionCheck::Accepted);
             assert_eq!(db.number(AMOUNT).await, b.get());
         }
-        // The fence alone has it the other way round: who had the lock last wins.
-        for fence in [1, 2] {
+        // The fence alone has it the other way round: who had the lock last wins, with the older data.
+        for (fence, data) in [(1, b), (2, a), (1, b)] {
             let mut transaction = db.pool.begin().await.unwrap();
-            cell.admit(&mut transaction, "5", Fence::new(fence)).await.unwrap();
+            let admitted = cell.admit(&mut transaction, "5", Fence::new(fence)).await;
+            if admitted.is_ok() {
+                let update = format!("UPDATE price SET amount = {}", data.get());
+                sqlx::QueryBuilder::<D>::new(update).build().execute(&mut *transaction).await.unwrap();
+            }
             transaction.commit().await.unwrap();
         }
+        assert_eq!(db.number(AMOUNT).await, a.get());
     }
 
     async fn versions_are_compared_over_all_64_bits_and_names_by_their_bytes(db) {
