@@ -137,7 +137,7 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
         for version in [103, 102] {
             let error = written!(db, cell, "a", v(version), f(8)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-            assert!(error.to_string().contains("stale") && error.to_string().contains("\"a\""), "{error}");
+            assert!(error.to_string().contains("the fence 8 is stale") && error.to_string().contains("\"a\""), "{error}");
         }
         // The holder of the moment, with older data.
         assert_eq!(written!(db, cell, "a", v(101), f(10)).unwrap(), older(102));
@@ -209,6 +209,7 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
         assert_eq!(by_fence(7).await.unwrap_err().kind(), ErrorKind::Lost);
         let error = written!(db, cell, "b", v(1), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("run FencedCell::migrate"), "{error}");
         for _ in 0..2 {
             cell.migrate(&mut *db.pool.acquire().await.unwrap()).await.unwrap();
         }
