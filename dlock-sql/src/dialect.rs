@@ -104,23 +104,27 @@ pub(crate) fn meaning_of<D: Dialect>(error: &sqlx::Error) -> Meaning {
     }
 }
 
-/// The failure of a statement within the caller's transaction.
-pub(crate) fn failure_of<D: Dialect>(error: sqlx::Error) -> Failure {
+/// The failure of a statement on `table` within the caller's transaction; `remedy` says what to do where the table is
+/// another one than was expected.
+pub(crate) fn failure_of<D: Dialect>(error: sqlx::Error, table: &str, remedy: &str) -> Failure {
     let failure = match meaning_of::<D>(&error) {
         Meaning::Locked => Failure::new(ErrorKind::Busy, "another transaction has it locked"),
         Meaning::Conflict => Failure::unavailable(
             "another transaction was in the way; roll this one back and run it again from its start",
         ),
-        Meaning::Denied => Failure::denied("the user has too few rights on the table"),
-        Meaning::Wrong => Failure::invalid_config(
-            "the statement does not fit the table or the transaction; check the names and types, and that no statement \
-             of this transaction has failed before",
-        ),
+        Meaning::Denied => Failure::denied(format!("the user has too few rights on {table}; grant them")),
+        Meaning::Wrong => Failure::invalid_config(format!(
+            "the statement does not fit {table} or the transaction; {remedy}, and check that no statement of this \
+             transaction has failed before"
+        )),
         Meaning::Unavailable => Failure::unavailable("the database cannot be written now"),
         Meaning::Unknown => Failure::unknown("the request broke off; roll the transaction back"),
     };
     failure.with_source(error)
 }
+
+/// What to do where a table is the user's own.
+pub(crate) const NAMES: &str = "check the names and types";
 
 pub(crate) fn refused<D: Dialect>(operation: Operation, failure: Failure) -> Error {
     Error::new(operation, failure).on(D::BACKEND)

@@ -16,8 +16,8 @@ use crate::dialect::{Dialect, failure_of, quoted, refused};
 /// earlier version of this crate.
 const VERSIONED: i64 = i64::MAX;
 
-const MIXED: &str = "the resource is written with fences alone, with versions alone, or with both; write it in that way, \
-                     or delete its row when nobody writes it, to begin anew; roll this transaction back";
+/// What to do where the table is not as [`FencedCell`] makes it.
+const REMEDY: &str = "run FencedCell::migrate, which makes the table and its columns";
 
 /// A table that remembers the highest fence that wrote to each resource, and refuses lower ones.
 ///
@@ -74,23 +74,31 @@ impl<D: Dialect> FencedCell<D> {
     ///
     /// Cancel-safe: each of them is made or not.
     pub async fn migrate(&self, on: &mut D::Connection) -> Result<()> {
-        let made = self.make(on).await;
-        made.map_err(|error| refused::<D>(Operation::Configure, failure_of::<D>(error)))
+        self.make(on).await.map_err(|failure| refused::<D>(Operation::Configure, failure))
     }
 
-    async fn make(&self, on: &mut D::Connection) -> Result<(), sqlx::Error> {
+    async fn make(&self, on: &mut D::Connection) -> Result<(), Failure> {
         let table = &self.table;
         let mut query =
             QueryBuilder::<D>::new(format!("CREATE TABLE IF NOT EXISTS {table} {}", D::NAMED_NUMBERS));
-        D::execute(&mut *on, &mut query).await?;
+        D::execute(&mut *on, &mut query).await.map_err(|error| self.failure(error))?;
         for column in ["version", "fence"] {
-            if self.lacks(&mut *on, column).await? {
-                let mut query = QueryBuilder::<D>::new(format!("ALTER TABLE {table} ADD {column} bigint"));
-                if let Err(error) = D::execute(&mut *on, &mut query).await
-                    // Another process may have been faster.
-                    && self.lacks(&mut *on, column).await?
-                {
-                    return Err(error);
+            if !self.lacks(&mut *on, column).await.map_err(|error| self.failure(error))? {
+                continue;
+            }
+            let mut query = QueryBuilder::<D>::new(format!("ALTER TABLE {table} ADD {column} bigint"));
+            let Err(error) = D::execute(&mut *on, &mut query).await else { continue };
+            // Another process may have been faster. After some errors that cannot be asked in the same transaction.
+            match self.lacks(&mut *on, column).await {
+                Ok(false) => {}
+                Ok(true) => return Err(self.failure(error)),
+                Err(unseen) => {
+                    let failure = self.failure(error);
+                    let message = format!(
+                        "the column {column} was not added to table {table}, and whether another process has added it \
+                         cannot be seen ({unseen})"
+                    );
+                    return Err(Failure::new(failure.kind(), message).with_source(failure));
                 }
             }
         }
@@ -120,17 +128,15 @@ impl<D: Dialect> FencedCell<D> {
         let name = Key::new(resource).map_err(|failure| refused::<D>(Operation::Hold, failure))?;
         let fail = |failure| Error::new(Operation::Hold, failure).on(D::BACKEND).of(&name);
         let number = number_of(fence).map_err(fail)?;
-        let highest = self.raise(on, &name, number).await.map_err(|error| fail(failure_of::<D>(error)))?;
+        let highest = self.raise(on, &name, number).await.map_err(|error| fail(self.failure(error)))?;
         if highest == number {
             return Ok(());
         }
-        Err(fail(match highest {
-            VERSIONED => Failure::new(ErrorKind::Conflict, MIXED),
-            _ => Failure::new(
-                ErrorKind::Lost,
-                format!("{fence} is stale: a later holder has written; roll this transaction back"),
-            ),
-        }))
+        Err(fail(if highest == VERSIONED { self.mixed() } else { stale(fence) }))
+    }
+
+    fn failure(&self, error: sqlx::Error) -> Failure {
+        failure_of::<D>(error, &format!("table {}", self.table), REMEDY)
     }
 
     /// Remembers the fence if it is the highest, and returns the highest.
@@ -181,7 +187,19 @@ impl<D: Dialect> FencedCell<D> {
 /// The number of a fence, as a row has it.
 fn number_of(fence: Fence) -> Result<i64, Failure> {
     let number = i64::try_from(fence.get()).ok().filter(|number| *number != VERSIONED);
-    number.ok_or_else(|| Failure::invalid_config("the fence is above the numbers that a row can have"))
+    number.ok_or_else(|| {
+        Failure::invalid_config(format!(
+            "the fence {fence} is above {}, the highest that a row can have; use the fences of the lock's grants",
+            VERSIONED - 1
+        ))
+    })
+}
+
+/// A later holder of the lock has been here.
+fn stale(fence: Fence) -> Failure {
+    let message =
+        format!("the fence {fence} is stale: a later holder has written; roll this transaction back");
+    Failure::new(ErrorKind::Lost, message)
 }
 
 impl<D> Clone for FencedCell<D> {

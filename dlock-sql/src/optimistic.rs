@@ -8,7 +8,7 @@ use dlock_core::backend::{Backoff, sleep};
 use dlock_core::{Error, Failure, Operation};
 use sqlx::{Encode, Pool, QueryBuilder, Type};
 
-use crate::dialect::{Dialect, Meaning, failure_of, meaning_of, quoted, refused};
+use crate::dialect::{Dialect, Meaning, NAMES, failure_of, meaning_of, quoted, refused};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
@@ -195,7 +195,7 @@ impl<D: Dialect> Optimistic<D> {
     {
         let mut backoff = Backoff::new(self.pause, Duration::from_secs(1));
         for tried in 1..=self.tries {
-            let mut connection = pool.acquire().await.map_err(Self::failed)?;
+            let mut connection = pool.acquire().await.map_err(|error| self.failed(error))?;
             match self.round(&mut connection, key.clone(), &mut change).await {
                 Ok(Some(done)) => return Ok(done),
                 Ok(None) => {}
@@ -266,8 +266,12 @@ impl<D: Dialect> Optimistic<D> {
         Ok((D::execute(on, &mut query).await? > 0).then_some(done))
     }
 
-    fn failed(error: sqlx::Error) -> OptimisticError {
-        OptimisticError::Database(refused::<D>(Operation::Hold, failure_of::<D>(error)))
+    fn failed(&self, error: sqlx::Error) -> OptimisticError {
+        let Compared { column, fits, .. } = &self.compared;
+        let wanted = if fits.is_some() { D::TIMES.wanted } else { "an integer" };
+        let remedy = format!("{NAMES}, of which that of the column {column} has to be {wanted}");
+        let failure = failure_of::<D>(error, &format!("table {}", self.table), &remedy);
+        OptimisticError::Database(refused::<D>(Operation::Hold, failure))
     }
 
     fn error_of(&self, error: Round) -> OptimisticError {
@@ -283,7 +287,7 @@ impl<D: Dialect> Optimistic<D> {
                     )),
                 ))
             }
-            Round::Database(error) => Self::failed(error),
+            Round::Database(error) => self.failed(error),
         }
     }
 }

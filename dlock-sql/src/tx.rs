@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_core::{ErrorKind, Failure, Key, Operation, Result};
 use sqlx::{Encode, QueryBuilder, Transaction, Type};
 
-use crate::dialect::{Dialect, Meaning, failure_of, meaning_of, quoted, refused};
+use crate::dialect::{Dialect, Meaning, NAMES, failure_of, meaning_of, quoted, refused};
 
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -146,7 +146,7 @@ pub async fn lock_row<D: Locking>(
     let fail = |failure| refused::<D>(Operation::Acquire, failure);
     let select = select(table, key).map_err(fail)?;
     let rows = D::lock(on, select, patience).await;
-    let rows = rows.map_err(|error| fail(failure_under::<D>(error, patience)))?;
+    let rows = rows.map_err(|error| fail(failure_under::<D>(error, &format!("table {table}"), patience)))?;
     if rows.is_empty() {
         let missing = format!("table {table} has no such row; nothing is locked");
         return Err(fail(Failure::new(ErrorKind::NotHeld, missing)));
@@ -191,7 +191,9 @@ pub async fn lock_query<D: Locking>(
 ) -> Result<Vec<D::Row>> {
     let fail = |failure| refused::<D>(Operation::Acquire, failure);
     let select = select_of(query, of).map_err(fail)?;
-    D::lock(on, select, patience).await.map_err(|error| fail(failure_under::<D>(error, patience)))
+    D::lock(on, select, patience)
+        .await
+        .map_err(|error| fail(failure_under::<D>(error, "the tables of the query", patience)))
 }
 
 fn select_of<D: Locking>(mut query: QueryBuilder<D>, of: &[&str]) -> Result<LockStatement<D>, Failure> {
@@ -267,7 +269,7 @@ impl<D: Locking> TransactionLocks<D> {
     /// Cancel-safe: the table is made or not.
     pub async fn migrate(&self, on: &mut D::Connection) -> Result<()> {
         let made = D::prepare(on, &self.set).await;
-        made.map_err(|error| refused::<D>(Operation::Configure, failure_of::<D>(error)))
+        made.map_err(|error| refused::<D>(Operation::Configure, failure_of::<D>(error, &self.table(), NAMES)))
     }
 
     /// Takes the lock for the rest of the transaction. Taking it again in the same transaction does nothing.
@@ -285,7 +287,7 @@ impl<D: Locking> TransactionLocks<D> {
         let failure = match D::lock_name(on, &self.set, &key, patience).await {
             Ok(true) => return Ok(()),
             Ok(false) => Failure::new(ErrorKind::Busy, "another transaction has it locked"),
-            Err(error) => failure_under::<D>(error, patience),
+            Err(error) => failure_under::<D>(error, &self.table(), patience),
         };
         Err(refused::<D>(Operation::Acquire, failure).of(&key))
     }
@@ -303,7 +305,12 @@ impl<D: Locking> TransactionLocks<D> {
     /// When dropped midway, close the connection: a transaction may be open.
     pub async fn prune(&self, on: &mut D::Connection) -> Result<u64> {
         let pruned = D::prune_names(on, &self.set).await;
-        pruned.map_err(|error| refused::<D>(Operation::Configure, failure_of::<D>(error)))
+        pruned
+            .map_err(|error| refused::<D>(Operation::Configure, failure_of::<D>(error, &self.table(), NAMES)))
+    }
+
+    fn table(&self) -> String {
+        format!("table {}", self.set)
     }
 }
 
@@ -319,9 +326,9 @@ impl<D> std::fmt::Debug for TransactionLocks<D> {
     }
 }
 
-fn failure_under<D: Dialect>(error: sqlx::Error, patience: Patience) -> Failure {
+fn failure_under<D: Dialect>(error: sqlx::Error, table: &str, patience: Patience) -> Failure {
     if meaning_of::<D>(&error) == Meaning::Locked && patience != Patience::No {
         return Failure::new(ErrorKind::TimedOut, "another transaction has it locked").with_source(error);
     }
-    failure_of::<D>(error)
+    failure_of::<D>(error, table, NAMES)
 }

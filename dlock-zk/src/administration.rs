@@ -274,9 +274,7 @@ pub(crate) async fn force(
     let session = connected(sessions, until).await?;
     let Config { base, recipe, .. } = sessions.config();
     let directory = base.directory(key);
-    let mut looks = 0;
-    let paths = loop {
-        looks += 1;
+    loop {
         let children = session.list(&directory, until).await?.unwrap_or_default();
         let permits = permits(&session, *recipe, &directory).await?;
         let line = recipe.in_order(&children);
@@ -288,35 +286,44 @@ pub(crate) async fn force(
         }
         let holding = line[..holding(*recipe, permits, &line)].iter();
         let nodes: Vec<((), String)> = holding.map(|name| ((), format!("{directory}/{name}"))).collect();
-        let Some(seen) = seen else { break nodes };
-        let (mut now, mut gone) = (Vec::new(), false);
-        for some in nodes.chunks(AT_ONCE) {
-            let vanished =
-                read_all(&session, (*recipe, permits), some, |(), holder| now.push(holder)).await?;
-            gone |= !vanished.is_empty();
+        if nodes.is_empty() {
+            return Ok(Forced::Free);
         }
-        // Who stood behind those who are gone may hold it now.
-        if gone && looks < LOOKS {
-            continue;
+        if let Some(seen) = seen {
+            let (mut now, mut gone) = (Vec::new(), false);
+            for some in nodes.chunks(AT_ONCE) {
+                let vanished =
+                    read_all(&session, (*recipe, permits), some, |(), holder| now.push(holder)).await?;
+                gone |= !vanished.is_empty();
+            }
+            if gone {
+                continue;
+            }
+            if let Some(answer) = Forced::without_release(&now, seen) {
+                return Ok(answer);
+            }
         }
-        match Forced::without_release(&now, seen) {
-            Some(answer) => return Ok(answer),
-            None => break nodes,
+        if delete_all(&session, nodes, until).await? {
+            return Ok(Forced::Released);
         }
-    };
-    let asked = paths.into_iter().map(|((), path)| (session.client.delete(&path, None), path));
+        // All have left by themselves: somebody else may hold it now, or one of them by another node.
+    }
+}
+
+/// Deletes nodes of holders, and says whether any of them was there.
+async fn delete_all(session: &Session, nodes: Vec<((), String)>, until: Instant) -> Result<bool, Failure> {
+    let asked = nodes.into_iter().map(|((), path)| (session.client.delete(&path, None), path));
     let asked = asked.collect::<Vec<_>>();
-    let mut answer = Forced::Free;
+    let mut deleted = false;
     for (deletion, path) in asked {
         match by_then(until, deletion).await {
-            Some(Ok(())) => answer = Forced::Released,
-            // It left by itself.
+            Some(Ok(())) => deleted = true,
             Some(Err(Error::NoNode)) => {}
             Some(Err(error)) => return Err(of_write(error, &path)),
             None => return Err(Failure::unknown(format!("no answer in time to the deletion of {path:?}"))),
         }
     }
-    Ok(answer)
+    Ok(deleted)
 }
 
 async fn connected(sessions: &Arc<Sessions>, until: Instant) -> Result<Arc<Session>, Failure> {

@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use dlock_core::{DataVersion, Error, ErrorKind, Failure, Fence, Key, Operation, Result, VersionCheck};
 use sqlx::{Encode, QueryBuilder, Transaction, Type};
 
-use super::{FencedCell, MIXED, VERSIONED, number_of};
-use crate::dialect::{Dialect, failure_of, quoted, refused};
+use super::{FencedCell, VERSIONED, number_of, stale};
+use crate::dialect::{Dialect, quoted, refused};
 
 /// What is remembered of a resource.
 struct Known {
@@ -68,23 +68,31 @@ impl<D: Dialect> FencedCell<D> {
         let name = Key::new(resource).map_err(|failure| refused::<D>(Operation::Hold, failure))?;
         let fail = |failure| Error::new(Operation::Hold, failure).on(D::BACKEND).of(&name);
         let number = fence.map(number_of).transpose().map_err(fail)?;
-        let known = self.known(on, &name).await.map_err(|error| fail(failure_of::<D>(error)))?;
+        let known = self.known(on, &name).await.map_err(|error| fail(self.failure(error)))?;
         let is_new = known.version.is_none() && known.number == VERSIONED;
         if !is_new && (known.version.is_none() || known.fence.is_some() != number.is_some()) {
-            return Err(fail(Failure::new(ErrorKind::Conflict, MIXED)));
+            return Err(fail(self.mixed()));
         }
-        if number < known.fence {
-            return Err(fail(Failure::new(
-                ErrorKind::Lost,
-                "the fence is stale: a later holder has written; roll this transaction back",
-            )));
+        if let Some(fence) = fence.filter(|_| number < known.fence) {
+            return Err(fail(stale(fence)));
         }
         let check = VersionCheck::of(version, known.version);
         if check.is_accepted() {
             let written = self.remember(on, &name, version, number).await;
-            written.map_err(|error| fail(failure_of::<D>(error)))?;
+            written.map_err(|error| fail(self.failure(error)))?;
         }
         Ok(check)
+    }
+
+    /// The resource is written in another way.
+    pub(super) fn mixed(&self) -> Failure {
+        let message = format!(
+            "the row of the resource in table {} was written in another way (with fences alone, with versions alone, or \
+             with both); write it in that way, or delete its row when nobody writes it, to begin anew; roll this \
+             transaction back",
+            self.table
+        );
+        Failure::new(ErrorKind::Conflict, message)
     }
 
     /// Locks the row of the resource, which it makes where it is missing, and reads it.

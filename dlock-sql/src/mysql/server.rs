@@ -406,7 +406,10 @@ impl Server for MysqlServer {
     }
 
     async fn identify(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Option<RowIdentity>> {
-        self.grant_in_row(on, key).await
+        let (table, key) = (self.quoted(), literal(bytes(key)));
+        let read = format!("SELECT token, fence FROM {table} WHERE `key` = {key} AND token IS NOT NULL");
+        let row = sqlx::raw_sql(AssertSqlSafe(read)).fetch_optional(on).await?;
+        row.map(|row| Ok(RowIdentity { token: row.try_get(0)?, fence: row.try_get(1)? })).transpose()
     }
 
     async fn force(

@@ -18,7 +18,7 @@ use super::server::{MysqlServer, bytes, holder};
 use super::statements::{LONGEST_LINE, NOW, is_barred, is_wanted, kept_for_line, mark_of, turn, unmarked};
 use super::values::literal;
 use crate::rows::{Beside, Places, Resized, ShareAsk, ShareTaken, free_in, kept};
-use crate::server::{Lease, RowIdentity, Server, SqlResult};
+use crate::server::{Lease, Server, SqlResult};
 use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::micros;
 
@@ -412,18 +412,6 @@ impl MysqlServer {
             }
         }
         Ok(Occupancy::new(Some(permits).filter(|permits| *permits > 0), holders))
-    }
-
-    /// Which grant stands in the row of a key.
-    pub(super) async fn grant_in_row(
-        &self,
-        on: &mut MySqlConnection,
-        key: &Key,
-    ) -> SqlResult<Option<RowIdentity>> {
-        let (table, key) = (self.quoted(), literal(bytes(key)));
-        let read = format!("SELECT token, fence FROM {table} WHERE `key` = {key} AND token IS NOT NULL");
-        let row = sqlx::raw_sql(AssertSqlSafe(read)).fetch_optional(on).await?;
-        row.map(|row| Ok(RowIdentity { token: row.try_get(0)?, fence: row.try_get(1)? })).transpose()
     }
 
     pub(super) async fn resize_semaphore(

@@ -401,11 +401,25 @@ impl Server for PostgresServer {
     }
 
     async fn identify(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Option<RowIdentity>> {
-        self.grant_in_row(on, key).await
+        let (table, key) = (self.quoted(), Value::Bytes(bytes(key)).literal());
+        let read = format!(
+            "SELECT encode(token, 'hex'), fence FROM {table} WHERE key = {key} AND token IS NOT NULL"
+        );
+        let row = sqlx::raw_sql(AssertSqlSafe(read)).fetch_optional(on).await?;
+        row.map(|row| Ok(RowIdentity { token: unhex(row.try_get(0)?), fence: row.try_get(1)? })).transpose()
     }
 
     async fn force(&self, on: &mut PgConnection, key: &Key, only: Option<&RowIdentity>) -> SqlResult<bool> {
-        self.free_by_force(on, key, only).await
+        let channel = self.channel(key);
+        let mut values = vec![Value::Bytes(bytes(key)), Value::Text(&channel)];
+        let statement = match only {
+            Some(RowIdentity { token, fence }) => {
+                values.extend([Value::Bytes(token), Value::Number(*fence)]);
+                &self.statements.force_of
+            }
+            None => &self.statements.force,
+        };
+        Ok(!self.all(on, statement, &values).await?.is_empty())
     }
 
     async fn prune(&self, on: &mut PgConnection, unused: Duration, after: &[u8]) -> SqlResult<Pruned> {

@@ -17,9 +17,9 @@ use super::server::{PostgresServer, bytes, holder};
 use super::statements::{channel_of_first, is_barred, is_wanted, kept_for_line, mark_of, turn, unmarked};
 use super::values::Value::{self, Bytes, Number, Text};
 use crate::rows::{Beside, Places, Resized, ShareAsk, ShareTaken, free_in, kept};
-use crate::server::{Lease, RowIdentity, Server, SqlResult};
+use crate::server::{Lease, Server, SqlResult};
 use crate::stored::{self, SEVERAL, SHARED};
-use crate::text::{hex, micros, unhex};
+use crate::text::{hex, micros};
 
 /// In another one what is read would be of an earlier moment.
 const ISOLATED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED";
@@ -384,39 +384,6 @@ impl PostgresServer {
             }
         }
         Ok(Occupancy::new(Some(permits).filter(|permits| *permits > 0), holders))
-    }
-
-    /// Which grant stands in the row of a key.
-    pub(super) async fn grant_in_row(
-        &self,
-        on: &mut PgConnection,
-        key: &Key,
-    ) -> SqlResult<Option<RowIdentity>> {
-        let (table, key) = (self.quoted(), Bytes(bytes(key)).literal());
-        let read = format!(
-            "SELECT encode(token, 'hex'), fence FROM {table} WHERE key = {key} AND token IS NOT NULL"
-        );
-        let row = sqlx::raw_sql(AssertSqlSafe(read)).fetch_optional(on).await?;
-        row.map(|row| Ok(RowIdentity { token: unhex(row.try_get(0)?), fence: row.try_get(1)? })).transpose()
-    }
-
-    /// Frees a lock whoever has it, or only of this grant.
-    pub(super) async fn free_by_force(
-        &self,
-        on: &mut PgConnection,
-        key: &Key,
-        only: Option<&RowIdentity>,
-    ) -> SqlResult<bool> {
-        let channel = self.channel(key);
-        let (key, channel) = (Bytes(bytes(key)), Text(&channel));
-        let freed = match only {
-            Some(RowIdentity { token, fence }) => {
-                self.all(on, &self.statements().force_of, &[key, channel, Bytes(token), Number(*fence)])
-                    .await?
-            }
-            None => self.all(on, &self.statements().force, &[key, channel]).await?,
-        };
-        Ok(!freed.is_empty())
     }
 
     pub(super) async fn resize_semaphore(

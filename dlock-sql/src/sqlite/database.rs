@@ -12,7 +12,7 @@ use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions, Row};
 
 use super::boot::{Boot, BootName};
-use super::claim::{self, Standing, understand};
+use super::claim::{Standing, understand};
 use super::connections::{Connections, Until, Writer, connect_options};
 use super::failure::{classify, of_file};
 use super::file::{self, Files, Found, Identity};
@@ -336,25 +336,6 @@ impl Database {
                 return Ok(all);
             }
         }
-    }
-
-    /// Frees the lock whoever has it; whether anybody did.
-    pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
-        let until = Until::after(OPENING);
-        let is_shared = matches!(claim::read(self, key, until).await?, Standing::Shared);
-        // The row of a semaphore seems to be held also while it is only remembered.
-        let held = !is_shared || !self.occupancy(key).await?.holders.is_empty();
-        let (mut turn, _) = self.connections.writer(Writer::Any, until).await?;
-        let answer = turn
-            .run(until, |now| {
-                sqlx::query(self.statements.force.clone())
-                    .bind(key.as_str().as_bytes().to_vec())
-                    .bind(self.boot.clone())
-                    .bind(now)
-            })
-            .await
-            .map_err(|error| classify(error, self.connections.path()))?;
-        Ok(held && answer.changed == 1)
     }
 
     pub(super) async fn close(&self) {

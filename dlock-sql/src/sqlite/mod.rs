@@ -133,6 +133,15 @@ impl Sqlite {
         })))
     }
 
+    /// Frees a lock whoever holds it, or only if all of them were seen.
+    async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
+        let (key, seen) = (key.clone(), seen.map(<[Holder]>::to_vec));
+        let force = move |database: Arc<Database>| {
+            detached(async move { database.force(&key, seen.as_deref()).await })
+        };
+        self.0.ask(force).await
+    }
+
     /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than`
     /// ago, and says how many. A row of a key is about 180 bytes and is kept for the key's fence; where keys do not
     /// come back (orders, requests), call this now and then. Fences go on growing: the table keeps the highest one.
@@ -252,15 +261,11 @@ impl Backend for Sqlite {
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        let key = key.clone();
-        self.0.ask(move |database| async move { database.force(&key).await }).await
+        Ok(self.force(key, None).await? == Forced::Released)
     }
 
     async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        let (key, seen) = (key.clone(), seen.to_vec());
-        let force =
-            move |database: Arc<Database>| detached(async move { database.force_of(&key, &seen).await });
-        self.0.ask(force).await
+        self.force(key, Some(seen)).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {

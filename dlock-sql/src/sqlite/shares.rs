@@ -188,8 +188,8 @@ impl Database {
         rows.iter().map(|row| holder(row, [0, 1, 2], state.permits(), state.now)).collect()
     }
 
-    /// Frees the lock if all who hold it were seen.
-    pub(super) async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+    /// Frees the lock whoever holds it, or only if all of them were seen.
+    pub(super) async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
         let failed = |error| classify(error, self.connections.path());
         let until = Until::after(super::database::OPENING);
         let (mut turn, _) = self.connections.writer(super::connections::Writer::Any, until).await?;
@@ -200,13 +200,14 @@ impl Database {
             true => self.shares(&mut writing, key, &state).await.map_err(failed)?,
             false => state.exclusive(now).into_iter().collect(),
         };
-        if let Some(answer) = Forced::without_release(&holders, seen) {
+        if let Some(answer) = seen.and_then(|seen| Forced::without_release(&holders, seen)) {
             return Ok(answer);
         }
         let force = sqlx::query(self.statements.force.clone()).bind(key.as_str().as_bytes().to_vec());
         let forced = force.bind(self.boot.clone()).bind(now).execute(&mut *writing).await.map_err(failed)?;
         writing.commit().await.map_err(failed)?;
-        Ok(if forced.rows_affected() == 1 { Forced::Released } else { Forced::Free })
+        // The row of a semaphore seems to be held also while it is only remembered.
+        Ok(if forced.rows_affected() == 1 && !holders.is_empty() { Forced::Released } else { Forced::Free })
     }
 
     /// Changes how many permits there are; how many there were.

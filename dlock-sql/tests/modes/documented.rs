@@ -316,9 +316,18 @@ async fn the_command_line_client_of_mariadb_takes_and_respects_the_same_locks() 
         db.run(&statement).await;
     }
     let locks = Locks::new(options.connect().await.unwrap());
-    for call in ["dlock_take('a', X'01', 30000, '')", "dlock_take_over('a', '01', X'01', 30000, '')"] {
-        let refused = db.server.try_query(&format!("SET autocommit = 0; CALL {call}"));
-        assert!(refused.unwrap_err().to_string().contains("autocommit is off"));
+    let calls = [
+        "take('a', MINE, 30000, '')",
+        "renew('a', MINE, 30000)",
+        "hand_over('a', MINE, 30000)",
+        "take_over('a', 'BATON', MINE, 30000, '')",
+        "release('a', MINE)",
+    ];
+    for call in calls {
+        let call = call.replace("MINE", &format!("X'{MINE}'")).replace("BATON", BATON);
+        let refused = db.server.try_query(&format!("SET autocommit = 0; CALL dlock_{call}"));
+        let error = refused.expect_err(&call).to_string();
+        assert!(error.contains("autocommit is off"), "{call}: {error}");
     }
     they_take_and_respect_the_same_locks(locks, CommandLine(db.server)).await;
 }
@@ -348,6 +357,77 @@ async fn the_command_line_clients_run_the_files_for_other_clients_as_they_are() 
     assert!(postgresql.server.query(&take).parse::<u64>().unwrap() > 0);
     let hand_over = format!("SELECT dlock_hand_over('a', '\\x{token}', '30 seconds')");
     assert_eq!(postgresql.server.query(&hand_over), BATON);
+}
+
+/// `call` makes a call of the functions, in which the caller's token is in brackets and times are in milliseconds, and
+/// returns what it answers.
+fn tokens_that_are_not_the_callers_own_take_nothing<E: std::fmt::Display>(
+    call: impl Fn(&str) -> Result<String, E>,
+) {
+    let answer = |text: &str| call(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    let is_refused = |text: &str| {
+        let error = call(text).expect_err(text).to_string();
+        assert!(error.contains("16 new random bytes"), "{text}: {error}");
+    };
+    let fence = answer(&format!("take('a', [{MINE}], 30000, 'giver')"));
+    assert_eq!(answer(&format!("hand_over('a', [{MINE}], 30000)")), BATON);
+    assert_eq!(
+        answer(&format!("hand_over('a', [{MINE}], 30000)")),
+        BATON,
+        "asked again, it is the same baton"
+    );
+    for _ in 0..2 {
+        is_refused(&format!("take_over('a', '{BATON}', [{BATON}], 30000, 'taker')"));
+        let taken = answer(&format!("take('a', [{BATON}], 30000, 'taker')"));
+        assert!(["", "NULL"].contains(&&*taken), "{taken}");
+        for other in [", 30000", ""] {
+            let name = if other.is_empty() { "release" } else { "renew" };
+            let done = answer(&format!("{name}('a', [{BATON}]{other})"));
+            assert!(["f", "0"].contains(&&*done), "{name}: {done}");
+        }
+        let baton = answer(&format!("hand_over('a', [{BATON}], 30000)"));
+        assert!(["", "NULL"].contains(&&*baton), "{baton}");
+    }
+    let own = "0123456789abcdef0123456789abcdef";
+    let taken_over = answer(&format!("take_over('a', '{BATON}', [{own}], 30000, 'taker')"));
+    assert!(taken_over.parse::<u64>().unwrap() > fence.parse().unwrap(), "{taken_over}");
+    for short in ["", "01", &own[2..], &format!("{own}00")] {
+        is_refused(&format!("take('b', [{short}], 30000, '')"));
+        is_refused(&format!("renew('a', [{short}], 30000)"));
+        is_refused(&format!("hand_over('a', [{short}], 30000)"));
+        is_refused(&format!("take_over('a', '{BATON}', [{short}], 30000, '')"));
+        is_refused(&format!("release('a', [{short}])"));
+    }
+}
+
+/// The call with its token written as the server writes bytes.
+fn with_bytes(call: &str, before: &str, after: &str) -> String {
+    call.replace('[', before).replace(']', after)
+}
+
+#[tokio::test]
+async fn a_token_that_is_not_the_callers_own_takes_nothing_from_postgresql() {
+    let db = postgres().await;
+    let options = PostgresOptions::from_pool(&db.pool);
+    options.migrate().await.unwrap();
+    db.run(&options.functions()).await;
+    tokens_that_are_not_the_callers_own_take_nothing(|call| {
+        let call = with_bytes(call, "decode('", "', 'hex')").replace("30000", "'30 seconds'");
+        db.server.try_query(&format!("SELECT dlock_{call}"))
+    });
+}
+
+#[tokio::test]
+async fn a_token_that_is_not_the_callers_own_takes_nothing_from_mariadb() {
+    let db = mysql().await;
+    let options = MysqlOptions::from_url(&db.server.url()).unwrap();
+    options.migrate().await.unwrap();
+    for statement in options.procedures() {
+        db.run(&statement).await;
+    }
+    tokens_that_are_not_the_callers_own_take_nothing(|call| {
+        db.server.try_query(&format!("CALL dlock_{}", with_bytes(call, "X'", "'")))
+    });
 }
 
 /// sea-orm, on a connection of its own.

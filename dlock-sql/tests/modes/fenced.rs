@@ -33,7 +33,7 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
         sell(9, "stock:1").await.unwrap();
         let error = sell(8, "stock:1").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-        assert!(error.to_string().contains("stale") && error.to_string().contains("stock:1"), "{error}");
+        assert!(error.to_string().contains("the fence 8 is stale") && error.to_string().contains("stock:1"), "{error}");
         sell(9, "stock:1").await.unwrap();
         // Others are not concerned, and names count by their bytes.
         sell(1, "stock:2").await.unwrap();
@@ -90,6 +90,26 @@ async fn a_missing_table_is_named_as_such() {
     let mut transaction = db.pool.begin().await.unwrap();
     let error = cell.admit(&mut transaction, "a", Fence::new(1)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);
-    assert!(error.to_string().contains("no such table"), "{error}");
+    for part in ["no such table", "table \"nothing\"", "run FencedCell::migrate"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let error = cell.admit(&mut transaction, "a", Fence::new(u64::MAX)).await.unwrap_err();
+    assert!(error.to_string().contains(&format!("the fence {} is above", u64::MAX)), "{error}");
     assert!(db.server.path().exists());
+}
+
+/// The second error of an aborted transaction says nothing of the first.
+#[tokio::test]
+async fn a_migration_that_fails_says_why_also_where_the_transaction_cannot_be_asked_any_more() {
+    let db = crate::support::postgres().await;
+    db.run("CREATE TABLE fences (name bytea NOT NULL PRIMARY KEY, number bigint NOT NULL)").await;
+    db.run("CREATE ROLE app; GRANT CREATE ON SCHEMA public TO app; GRANT SELECT ON fences TO app").await;
+    let mut transaction = db.pool.begin().await.unwrap();
+    sqlx::query("SET LOCAL ROLE app").execute(&mut *transaction).await.unwrap();
+    let cell = FencedCell::<sqlx::Postgres>::new("fences").unwrap();
+    let error = cell.migrate(&mut transaction).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    for part in ["must be owner", "current transaction is aborted", "column version", "table \"fences\""] {
+        assert!(error.to_string().contains(part), "{part}: {error}");
+    }
 }

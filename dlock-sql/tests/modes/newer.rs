@@ -95,12 +95,17 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
             assert_eq!(written!(db, cell, early, b, fence(2)).unwrap(), VersionCheck::Accepted);
             assert_eq!(db.number(AMOUNT).await, b.get());
         }
-        // The fence alone has it the other way round: who had the lock last wins.
-        for fence in [1, 2] {
+        // The fence alone has it the other way round: who had the lock last wins, with the older data.
+        for (fence, data) in [(1, b), (2, a), (1, b)] {
             let mut transaction = db.pool.begin().await.unwrap();
-            cell.admit(&mut transaction, "5", Fence::new(fence)).await.unwrap();
+            let admitted = cell.admit(&mut transaction, "5", Fence::new(fence)).await;
+            if admitted.is_ok() {
+                let update = format!("UPDATE price SET amount = {}", data.get());
+                sqlx::QueryBuilder::<D>::new(update).build().execute(&mut *transaction).await.unwrap();
+            }
             transaction.commit().await.unwrap();
         }
+        assert_eq!(db.number(AMOUNT).await, a.get());
     }
 
     async fn versions_are_compared_over_all_64_bits_and_names_by_their_bytes(db) {
@@ -132,7 +137,7 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
         for version in [103, 102] {
             let error = written!(db, cell, "a", v(version), f(8)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-            assert!(error.to_string().contains("stale") && error.to_string().contains("\"a\""), "{error}");
+            assert!(error.to_string().contains("the fence 8 is stale") && error.to_string().contains("\"a\""), "{error}");
         }
         // The holder of the moment, with older data.
         assert_eq!(written!(db, cell, "a", v(101), f(10)).unwrap(), older(102));
@@ -204,6 +209,7 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
         assert_eq!(by_fence(7).await.unwrap_err().kind(), ErrorKind::Lost);
         let error = written!(db, cell, "b", v(1), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("run FencedCell::migrate"), "{error}");
         for _ in 0..2 {
             cell.migrate(&mut *db.pool.acquire().await.unwrap()).await.unwrap();
         }

@@ -1,31 +1,14 @@
 //! Locks that are handed over: what the row keeps for those who wait, and what nobody takes over.
 
-use std::time::Duration;
-
-use dlock_core::backend::{Busy, Mode, Withdrawal};
-use dlock_core::{Backend, Claim, ErrorKind, Key, Locks, Token};
+use dlock_core::backend::Withdrawal;
+use dlock_core::{Backend, Claim, ErrorKind, Locks, Token};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{MysqlOptions, Postgres, PostgresOptions};
 
 use crate::by_hand::{busy, granted, request};
-use crate::support::{Db, is_error, on_both, take, until};
-
-const LEASE: Duration = Duration::from_secs(30);
-
-/// A claim that takes over what was left under this token.
-async fn taker<B: Backend>(backend: &B, left: Token) -> B::Claim {
-    let mut request = request("k", LEASE).await;
-    request.takes_over = Some(left);
-    backend.claim(request)
-}
-
-/// A claim, and the token under which it leaves its key.
-async fn giver<B: Backend>(backend: &B, key: &str) -> (B::Claim, Token) {
-    let request = request(key, LEASE).await;
-    let left = request.token.left_behind();
-    (backend.claim(request), left)
-}
+use crate::carried::{self, LEASE, giver, taker};
+use crate::support::{Db, is_error, on_both, take};
 
 /// One that waits for its turn.
 async fn stands<B: Backend>(backend: &B) -> B::Claim {
@@ -36,46 +19,31 @@ async fn stands<B: Backend>(backend: &B) -> B::Claim {
     claim
 }
 
-/// Whatever else stands there, or nothing: all rows are as before.
-async fn takes_nothing<D: Db>(db: &D, backend: &D::Backend, left: Token) -> Busy {
-    let rows = if D::KEY == "key" {
-        "SELECT string_agg(dlock::text, ' ' ORDER BY key) FROM dlock"
-    } else {
-        "SELECT GROUP_CONCAT(HEX(`key`), COALESCE(HEX(token), '-'), fence, expires, HEX(holder) ORDER BY `key`) FROM dlock"
-    };
-    let before = db.query(rows);
-    let found = busy(taker(backend, left).await.attempt().await.unwrap());
-    assert_eq!(db.query(rows), before);
-    found
-}
-
 on_both! {
     async fn whoever_took_a_lock_over_is_told_of_those_who_wait_since_before<D: Db>(db: D) {
-        let (ours, theirs) = (db.backend().await, db.backend().await);
-        let ((mut giver, left), mut waiter) = (giver(&ours, "k").await, theirs.claim(request("k", LEASE).await));
-        let first = granted(giver.attempt().await.unwrap()).fence;
         let mark = if D::KEY == "key" { "awaited::int" } else { "RIGHT(holder, 8) = ' awaited'" };
-        let is_marked = || db.query(&format!("SELECT {mark} FROM dlock WHERE {} = 'k'", D::KEY)) == "1";
-        // It may be told for nothing.
-        let waiting = async {
-            loop {
-                let _ = busy(waiter.attempt().await.unwrap());
-                waiter.changed().await.unwrap();
-            }
+        let mark = format!("SELECT {mark} FROM dlock WHERE {} = 'k'", D::KEY);
+        let backends = (db.backend().await, db.backend().await);
+        let is_marked = async || db.query(&mark) == "1";
+        carried::whoever_took_a_lock_over_is_told_of_those_who_wait_since_before(backends, is_marked).await;
+    }
+
+    async fn what_was_left_ends_at_the_earliest_time_that_was_asked_for<D: Db>(db: D) {
+        carried::what_was_left_ends_at_the_earliest_time_that_was_asked_for(db.backend().await).await;
+    }
+
+    async fn nothing_but_what_was_left_is_taken_over<D: Db>(db: D) {
+        let rows = if D::KEY == "key" {
+            "SELECT string_agg(dlock::text, ' ' ORDER BY key) FROM dlock"
+        } else {
+            "SELECT GROUP_CONCAT(HEX(`key`), COALESCE(HEX(token), '-'), fence, expires, HEX(holder) ORDER BY `key`) FROM dlock"
         };
-        tokio::select! {
-            () = waiting => {}
-            () = until("a mark", is_marked) => {}
-        }
-        assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::REMOVED.with_others_waiting(1));
-        let mut taker = taker(&theirs, left).await;
-        assert!(granted(taker.attempt().await.unwrap()).fence > first);
-        assert_eq!(taker.withdraw().await.unwrap(), Withdrawal::REMOVED.with_others_waiting(1));
+        carried::nothing_but_what_was_left_is_taken_over(db.backend().await, async || db.query(rows)).await;
     }
 
     async fn who_stands_in_line_has_its_turn_after_whoever_took_the_lock_over<D: Db>(db: D) {
         let backend = db.backend().await;
-        let (mut giver, left) = giver(&backend, "k").await;
+        let (mut giver, left) = giver(&backend).await;
         let _ = granted(giver.attempt().await.unwrap());
         let mut first_in_line = stands(&backend).await;
         let _ = giver.leave(LEASE).await.unwrap();
@@ -87,61 +55,6 @@ on_both! {
         let turn = granted(first_in_line.attempt().await.unwrap());
         assert!(turn.fence > last);
         assert!(first_in_line.withdraw().await.unwrap().removed);
-    }
-
-    async fn what_was_left_can_be_left_anew_for_another_time<D: Db>(db: D) {
-        let (backend, key) = (db.backend().await, Key::new("k").unwrap());
-        let (mut giver, left) = giver(&backend, "k").await;
-        let _ = granted(giver.attempt().await.unwrap());
-        for time in [LEASE, LEASE * 60, Duration::from_millis(1)] {
-            assert_eq!(giver.leave(time).await.unwrap(), Withdrawal::REMOVED);
-            let remaining = backend.inspect(&key).await.unwrap().and_then(|holder| holder.expires_in);
-            assert!(remaining.is_none_or(|remaining| remaining <= time), "{remaining:?}");
-            assert!(time < LEASE || remaining > Some(time / 2), "{remaining:?}");
-        }
-        until("its end", || db.query(&format!("SELECT count(*) FROM dlock WHERE expires > {}", now::<D>())) == "0").await;
-        assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::ABSENT);
-        let _ = busy(taker(&backend, left).await.attempt().await.unwrap());
-    }
-
-    async fn a_request_that_arrives_after_an_end_that_was_asked_for_does_not_undo_it<D: Db>(db: D) {
-        let backend = db.backend().await;
-        for round in 0..20 {
-            let (mut giver, _) = giver(&backend, &format!("k{round}")).await;
-            let _ = granted(giver.attempt().await.unwrap());
-            assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::REMOVED);
-            assert_eq!(giver.leave(Duration::from_millis(9)).await.unwrap(), Withdrawal::REMOVED);
-            assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::ABSENT);
-        }
-    }
-
-    async fn nothing_but_what_was_left_is_taken_over<D: Db>(db: D) {
-        let backend = db.backend().await;
-        let locks = Locks::builder(backend.clone()).with_label("other").with_lease(LEASE).build().unwrap();
-        let (mut giver, left) = giver(&backend, "k").await;
-        assert!(takes_nothing(&db, &backend, left).await.holder.is_none(), "there is no row");
-        let _ = granted(giver.attempt().await.unwrap());
-        let held = takes_nothing(&db, &backend, left).await;
-        assert_eq!(held.holder.unwrap().label.as_deref(), Some("tests"), "it is not left yet");
-        let _ = giver.withdraw().await.unwrap();
-        assert!(takes_nothing(&db, &backend, left).await.holder.is_none(), "it is free");
-        let reader = locks.lock("k").read().acquire().await.unwrap();
-        let holder = takes_nothing(&db, &backend, left).await.holder.unwrap();
-        assert_eq!((holder.mode, holder.label.as_deref()), (Mode::Shared, Some("other")));
-        reader.release().await.unwrap();
-        let permit = locks.semaphore("k", 2).acquire().await.unwrap();
-        let holder = takes_nothing(&db, &backend, left).await.holder.unwrap();
-        assert_eq!(holder.mode, Mode::Permits { of: 2, take: 1 });
-        permit.release().await.unwrap();
-        assert!(takes_nothing(&db, &backend, left).await.holder.is_none(), "it is a semaphore");
-    }
-}
-
-fn now<D: Db>() -> &'static str {
-    if D::KEY == "key" {
-        "clock_timestamp()"
-    } else {
-        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
     }
 }
 
@@ -163,7 +76,7 @@ async fn locks_are_handed_over_by_statements_with_their_values_in_them() {
 async fn the_functions_for_other_programs_keep_what_those_who_wait_have_noted() {
     async fn check<D: Db>(db: D, [take_over, hand_over]: [&str; 2]) {
         let backend = db.backend().await;
-        let (mut giver, left) = giver(&backend, "k").await;
+        let (mut giver, left) = giver(&backend).await;
         let _ = granted(giver.attempt().await.unwrap());
         let mut first_in_line = stands(&backend).await;
         let _ = giver.leave(LEASE).await.unwrap();

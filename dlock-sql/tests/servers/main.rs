@@ -4,6 +4,8 @@ mod addresses;
 mod attacks;
 #[path = "../by_hand/mod.rs"]
 mod by_hand;
+#[path = "../by_hand/carrying.rs"]
+mod carried;
 mod carrying;
 mod clocks;
 mod connections;

@@ -1,112 +1,29 @@
 //! Locks that are handed over: what the row keeps for those who wait, and what nobody takes over.
 
-use std::time::Duration;
-
-use dlock_core::backend::{Busy, Mode, Withdrawal};
-use dlock_core::{Backend, Claim, Key, Locks, Token};
-use dlock_sql::{Sqlite, SqliteClaim};
 use sqlx::Row;
 
-use crate::by_hand::request;
-use crate::support::{Site, busy, claim, granted, until};
-
-const LEASE: Duration = Duration::from_secs(30);
-const IS_MARKED: &str = "SELECT count(*) FROM dlock WHERE holder LIKE '% awaited'";
-
-/// A claim that takes over what was left under this token.
-async fn taker(backend: &Sqlite, left: Token) -> SqliteClaim {
-    let mut request = request("k", LEASE).await;
-    request.takes_over = Some(left);
-    backend.claim(request)
-}
-
-/// A claim, and the token under which it leaves its key.
-async fn giver(backend: &Sqlite, key: &str) -> (SqliteClaim, Token) {
-    let request = request(key, LEASE).await;
-    let left = request.token.left_behind();
-    (backend.claim(request), left)
-}
+use crate::carried;
+use crate::support::Site;
 
 #[tokio::test]
 async fn whoever_took_a_lock_over_is_told_of_those_who_wait_since_before() {
     let site = Site::new();
-    let (ours, theirs) = (site.backend().await, site.backend().await);
-    let ((mut giver, left), mut waiter) = (giver(&ours, "k").await, claim(&theirs, "k", LEASE).await);
-    let first = granted(giver.attempt().await.unwrap()).fence;
-    let _ = busy(waiter.attempt().await.unwrap());
-    tokio::select! {
-        _ = waiter.changed() => panic!("nobody tells of a change"),
-        () = until("a mark", async || site.number(IS_MARKED).await == 1) => {}
-    }
-    assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::REMOVED.with_others_waiting(1));
-    let mut taker = taker(&theirs, left).await;
-    assert!(granted(taker.attempt().await.unwrap()).fence > first);
-    assert_eq!(taker.withdraw().await.unwrap(), Withdrawal::REMOVED.with_others_waiting(1));
+    let marks = "SELECT count(*) FROM dlock WHERE holder LIKE '% awaited'";
+    let is_marked = async || site.number(marks).await == 1;
+    let backends = (site.backend().await, site.backend().await);
+    carried::whoever_took_a_lock_over_is_told_of_those_who_wait_since_before(backends, is_marked).await;
 }
 
 #[tokio::test]
-async fn what_was_left_can_be_left_anew_for_another_time() {
+async fn what_was_left_ends_at_the_earliest_time_that_was_asked_for() {
     let site = Site::new();
-    let (backend, key) = (site.backend().await, Key::new("k").unwrap());
-    let (mut giver, left) = giver(&backend, "k").await;
-    let _ = granted(giver.attempt().await.unwrap());
-    for time in [LEASE, LEASE * 60, Duration::from_millis(1)] {
-        assert_eq!(giver.leave(time).await.unwrap(), Withdrawal::REMOVED);
-        let remaining = backend.inspect(&key).await.unwrap().and_then(|holder| holder.expires_in);
-        assert!(remaining.is_none_or(|remaining| remaining <= time), "{remaining:?}");
-        assert!(time < LEASE || remaining > Some(time / 2), "{remaining:?}");
-    }
-    until("its end", async || backend.inspect(&key).await.unwrap().is_none()).await;
-    assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::ABSENT);
-    let _ = busy(taker(&backend, left).await.attempt().await.unwrap());
-}
-
-#[tokio::test]
-async fn a_request_that_arrives_after_an_end_that_was_asked_for_does_not_undo_it() {
-    let site = Site::new();
-    let backend = site.backend().await;
-    for round in 0..20 {
-        let (mut giver, _) = giver(&backend, &format!("k{round}")).await;
-        let _ = granted(giver.attempt().await.unwrap());
-        assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::REMOVED);
-        assert_eq!(giver.leave(Duration::from_millis(9)).await.unwrap(), Withdrawal::REMOVED);
-        assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::ABSENT);
-    }
-}
-
-/// Whatever else stands there, or nothing: all rows are as before.
-async fn takes_nothing(site: &Site, backend: &Sqlite, left: Token) -> Busy {
-    let before = rows(site).await;
-    let found = busy(taker(backend, left).await.attempt().await.unwrap());
-    assert_eq!(rows(site).await, before);
-    found
-}
-
-async fn rows(site: &Site) -> Vec<String> {
-    let all = "SELECT concat_ws(' ', hex(key), hex(token), fence, hex(boot), expires, holder) FROM dlock ORDER BY key";
-    let rows = sqlx::query(all).fetch_all(&mut site.raw().await).await.unwrap();
-    rows.iter().map(|row| row.get(0)).collect()
+    carried::what_was_left_ends_at_the_earliest_time_that_was_asked_for(site.backend().await).await;
 }
 
 #[tokio::test]
 async fn nothing_but_what_was_left_is_taken_over() {
     let site = Site::new();
-    let backend = site.backend().await;
-    let locks = Locks::builder(backend.clone()).with_label("other").with_lease(LEASE).build().unwrap();
-    let (mut giver, left) = giver(&backend, "k").await;
-    assert!(takes_nothing(&site, &backend, left).await.holder.is_none(), "there is no row");
-    let _ = granted(giver.attempt().await.unwrap());
-    let held = takes_nothing(&site, &backend, left).await;
-    assert_eq!(held.holder.unwrap().label.as_deref(), Some("tests"), "it is not left yet");
-    let _ = giver.withdraw().await.unwrap();
-    assert!(takes_nothing(&site, &backend, left).await.holder.is_none(), "it is free");
-    let reader = locks.lock("k").read().acquire().await.unwrap();
-    let holder = takes_nothing(&site, &backend, left).await.holder.unwrap();
-    assert_eq!((holder.mode, holder.label.as_deref()), (Mode::Shared, Some("other")));
-    reader.release().await.unwrap();
-    let permit = locks.semaphore("k", 2).acquire().await.unwrap();
-    let holder = takes_nothing(&site, &backend, left).await.holder.unwrap();
-    assert_eq!(holder.mode, Mode::Permits { of: 2, take: 1 });
-    permit.release().await.unwrap();
-    assert!(takes_nothing(&site, &backend, left).await.holder.is_none(), "it is a semaphore");
+    let all = "SELECT group_concat(concat_ws(' ', hex(key), hex(token), fence, hex(boot), expires, holder) ORDER BY key) FROM dlock";
+    let rows = async || sqlx::query(all).fetch_one(&mut site.raw().await).await.unwrap().get::<String, _>(0);
+    carried::nothing_but_what_was_left_is_taken_over(site.backend().await, rows).await;
 }

@@ -4,6 +4,8 @@ mod administrators;
 #[path = "../by_hand/mod.rs"]
 mod by_hand;
 mod cancelling;
+#[path = "../by_hand/carrying.rs"]
+mod carried;
 mod carrying;
 mod fences;
 mod handoff;

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_core::ErrorKind;
+use dlock_core::backend::Forced;
+use dlock_core::{ErrorKind, Holder, Locks};
+use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::zookeeper::{Administrator, NodeKind, ZooKeeperServer};
 
-use crate::support::{LONG, Proxied, error_of, fence, locks, places, soon, until, wait_for};
+use crate::support::{LONG, Proxied, builder, error_of, fence, locks, places, soon, until, wait_for};
 
 /// Long enough that a quarter of it is not the machine's noise.
 const SESSION: Duration = Duration::from_secs(20);
@@ -107,6 +109,61 @@ async fn a_lock_whose_node_is_known_to_be_gone_is_released_without_a_request() {
     // As when the connection of a session that has ended is closed after its nodes have gone.
     on.proxy.black_hole();
     error_of(soon("the answer", guard.release()).await, ErrorKind::NotHeld);
+}
+
+/// An operator behind a proxy, who releases locks by force.
+async fn operator(on: &Proxied) -> Locks {
+    let zookeeper = builder(&format!("zk://{}", on.proxy.address()), LONG).connect().await.unwrap();
+    Locks::builder(zookeeper).with_request_timeout(LONG / 2).build().unwrap()
+}
+
+/// What a release by force of those who were seen answers, where `meanwhile` happens after its look at the queue and
+/// before its first deletion is carried out.
+async fn forced<T>(
+    on: &Proxied,
+    (operator, seen): (&Locks, Vec<Holder>),
+    meanwhile: impl Future<Output = T>,
+) -> (Forced, T) {
+    let deletions = || on.proxy.requests().get("DELETE").copied().unwrap_or_default();
+    let before = deletions();
+    on.proxy.set(Direction::ToServer, Flow::Delay(Duration::from_millis(300)));
+    let operator = operator.clone();
+    let forced = tokio::spawn(async move { operator.force_release_of("room", &seen).await });
+    until("the deletion", || deletions() > before).await;
+    on.proxy.set(Direction::ToServer, Flow::Hold);
+    let happened = meanwhile.await;
+    on.proxy.mend();
+    (soon("the answer", forced).await.unwrap().unwrap(), happened)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_by_force_takes_nothing_from_a_waiter_whose_turn_it_is_meanwhile_and_says_so() {
+    let on = Proxied::start();
+    let (operator, locks) = (operator(&on).await, locks(&on.server, LONG).await);
+    let guard = locks.lock("room").acquire().await.unwrap();
+    let seen = operator.occupancy("room").await.unwrap().holders;
+    let waiter = wait_for(&locks, "room");
+    crate::support::until_in_line(on.server.admin(), "room", 2).await;
+    let (answer, next) = forced(&on, (&operator, seen), async {
+        guard.release().await.unwrap();
+        soon("the next holder", waiter).await.unwrap().unwrap()
+    })
+    .await;
+    assert_eq!(answer, Forced::HeldByOthers);
+    next.release().await.unwrap();
+    assert_eq!(operator.force_release_of("room", &[]).await.unwrap(), Forced::Free);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_by_force_frees_a_lock_that_is_downgraded_meanwhile() {
+    let on = Proxied::start();
+    let (operator, locks) = (operator(&on).await, locks(&on.server, LONG).await);
+    let mut guard = locks.lock("room").acquire().await.unwrap();
+    let seen = operator.occupancy("room").await.unwrap().holders;
+    let (answer, ()) = forced(&on, (&operator, seen), async { guard.downgrade().await.unwrap() }).await;
+    assert_eq!(answer, Forced::Released, "it is the same hold");
+    soon("the loss", guard.lost()).await;
+    assert!(places(on.server.admin(), "room").is_empty());
 }
 
 /// Bound real time from above. The gate leaves them out.
