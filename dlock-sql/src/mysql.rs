@@ -64,8 +64,8 @@ pub type Mysql = LeaseRows<MysqlServer>;
 
 impl MysqlOptions {
     /// Returns the statements that make `dlock_take`, `dlock_renew`, `dlock_release`, `dlock_hand_over` and
-    /// `dlock_take_over`, version 1, and the `dlock_check` that each of them calls: procedures by which programs that do
-    /// not use dlock take the lock rows of this table, give and take batons, and are respected. To be run once, one
+    /// `dlock_take_over`, version 1, and the `dlock_check` that each of them calls: procedures by which programs that
+    /// do not use dlock take the lock rows of this table, give and take batons, and are respected. To be run once, one
     /// after the other, by whoever owns the table; making them again does no harm. Each is one statement for a driver;
     /// the command line clients take the file `procedures.sql`, which says `DELIMITER`.
     #[must_use]
