@@ -147,7 +147,7 @@ class Worker:
             case ["hop", key, text, millis]:
                 return self.hop(key, text, int(millis))
             case ["write", key, fence]:
-                fence = int(fence) + (1_000 if self.broken == "writes" else 0)
+                fence = int(fence) + (10**9 if self.broken == "writes" else 0)
                 return "written" if self.store.write(key, fence) else "stale"
         raise ValueError(f"no command: {words}")
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use dlock_rig::proxy::{Loss, Proxy};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::{mpsc, oneshot};
@@ -23,7 +24,7 @@ const LOSSES: u32 = 12;
 /// A command for one worker.
 struct Job {
     command: String,
-    /// It is killed after this share of the time that its last command took.
+    /// It is killed after this share of the time that its last hop took.
     kill: Option<f64>,
     reply: oneshot::Sender<Reply>,
 }
@@ -144,7 +145,7 @@ struct Worker {
     proxy: Option<(Proxy, &'static str)>,
     fates: Arc<Fates>,
     random: fastrand::Rng,
-    /// How long the last command took.
+    /// How long the last hop took.
     last: Duration,
 }
 
@@ -165,11 +166,13 @@ impl Worker {
             let requests = made.filter(|_| self.lost() == lost);
             if job.kill.is_some() {
                 self.killed(&process, &answer);
-                process.child.kill().await?;
+                process.child.wait().await?;
                 drop(job.reply.send(Reply { answer, took, requests: None }));
                 process = self.process().await?;
             } else {
-                self.last = took;
+                if let Answer::Passed(_) = answer {
+                    self.last = took;
+                }
                 drop(job.reply.send(Reply { answer, took, requests }));
             }
         }
@@ -193,6 +196,10 @@ impl Worker {
 
     async fn process(&self) -> Result<Process> {
         let number = self.fates.processes.fetch_add(1, Ordering::SeqCst);
+        if let Some((proxy, _)) = &self.proxy {
+            // A loss that is still due was not meant for what a process begins with.
+            proxy.mend();
+        }
         let through = self.proxy.as_ref().map(|(proxy, _)| proxy.address());
         let mut child = self
             .store
@@ -223,20 +230,21 @@ impl Process {
         line.context("a worker has ended by itself")
     }
 
-    /// Returns the answer to a command, unless the process is to be killed before it comes.
+    /// Returns the answer to a command, unless the process is killed before it comes.
     async fn carry_out(&mut self, command: &str, kill_after: Option<Duration>) -> Result<Answer> {
         self.commands.write_all(format!("{command}\n").as_bytes()).await?;
         self.commands.flush().await?;
         let Some(after) = kill_after else { return parsed(&self.line().await?) };
-        // Timers of the runtime are too coarse for what takes a millisecond.
-        let slept = tokio::task::spawn_blocking(move || std::thread::sleep(after));
-        tokio::select! {
-            line = self.line() => parsed(&line?),
-            _ = slept => {
-                let when = clock();
-                self.child.start_kill()?;
-                Ok(Answer::Killed(when))
-            }
-        }
+        let pid =
+            self.child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?)).context("no process")?;
+        // On a thread of its own: timers of the runtime are too coarse for what takes a millisecond.
+        let killer = tokio::task::spawn_blocking(move || {
+            std::thread::sleep(after);
+            let when = clock();
+            kill_process(pid, Signal::KILL).map(|()| when)
+        });
+        let line = tokio::time::timeout(PATIENCE, self.answers.next_line()).await.context("no answer")??;
+        let when = killer.await??;
+        line.map_or(Ok(Answer::Killed(when)), |line| parsed(&line))
     }
 }

@@ -31,7 +31,7 @@ const BATON: Duration = Duration::from_secs(2);
 /// Of so many hops, one has its baton in two copies.
 const COPIES: u32 = 8;
 /// Of so many hops, one has its worker killed.
-const KILLS: u32 = 200;
+const KILLS: u32 = 100;
 /// How long a ring without a baton pauses between acquires.
 const PAUSE: Duration = Duration::from_millis(20);
 

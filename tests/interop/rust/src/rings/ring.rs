@@ -141,7 +141,7 @@ impl Ring {
             *self.tally.pairs.entry(pair).or_default() += 1;
             self.tally.gaps.push(Duration::from_nanos(hop.begun.saturating_sub(giver.ended)));
         }
-        drop(self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)));
+        let _ = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         self.taken(worker, hop).await
     }
 
