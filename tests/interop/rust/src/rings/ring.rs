@@ -46,9 +46,9 @@ impl Ring {
         }
     }
 
-    /// Goes on until all hand-overs of all rings were made.
+    /// Goes on until all hand-overs of all rings were made, and what a killed worker had was acquired.
     pub(super) async fn go_round(mut self) -> Result<Tally> {
-        while self.left.load(Ordering::SeqCst) > 0 {
+        while self.left.load(Ordering::SeqCst) > 0 || self.killed.is_some() {
             match self.baton.take() {
                 None => self.acquire().await?,
                 Some(baton) => self.take_over(baton).await?,
