@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::crew::{Answer, Crew, Hop, Reply};
 use super::verdict::Tally;
-use super::{BATON, COPIES, KILLS, PAUSE, key, wall_millis};
+use super::{BATON, COPIES, KILLS, PAUSE, clock, key, wall_millis};
 
 /// A baton that is refused so long before its end is refused wrongly: its end is known by the giver's clock only.
 const MARGIN: u64 = 500;
@@ -29,6 +29,8 @@ pub(super) struct Ring {
     baton: Option<String>,
     /// When a worker was killed that had the lock, or the baton.
     killed: Option<u64>,
+    /// How long after that the store still refused the lock.
+    refused: Duration,
     tally: Tally,
 }
 
@@ -42,6 +44,7 @@ impl Ring {
             giver: None,
             baton: None,
             killed: None,
+            refused: Duration::ZERO,
             tally: Tally::default(),
         }
     }
@@ -79,11 +82,19 @@ impl Ring {
             Answer::Passed(hop) => {
                 if let Some(killed) = self.killed.take() {
                     self.tally.blocks.push(Duration::from_nanos(hop.begun.saturating_sub(killed)));
+                    self.tally.refusals.push(std::mem::take(&mut self.refused));
                 }
                 self.tally.acquires += 1;
                 self.taken(worker, hop).await?;
             }
-            Answer::Refused => tokio::time::sleep(PAUSE).await,
+            Answer::Refused => {
+                if let Some(killed) = self.killed {
+                    // Not before the worker had the command, which may have waited for the worker.
+                    let asked = clock().saturating_sub(u64::try_from(reply.took.as_nanos())?);
+                    self.refused = self.refused.max(Duration::from_nanos(asked.saturating_sub(killed)));
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
             Answer::Failed(why) => {
                 self.tally.failed(why);
                 tokio::time::sleep(PAUSE).await;
