@@ -13,9 +13,9 @@
 //! cargo run --release -p dlock-interop -- --full    # all of it, with a minute for each of what is done for a while
 //! ```
 //!
-//! With `--full` locks are handed on 100,000 times. Starts a `redis-server`, a cluster of them and a ZooKeeper, builds the Java worker with Maven, and runs worker
-//! processes of both sides. Where there is a Go toolchain, builds the collector and has the example `rooms` export to
-//! it.
+//! With `--full` locks are handed on 100,000 times. Starts a `redis-server`, a cluster of them and a ZooKeeper, builds
+//! the Java worker with Maven, and runs worker processes of both sides. Where there is a Go toolchain, builds the
+//! collector and has the example `rooms` export to it.
 
 #![forbid(unsafe_code)]
 

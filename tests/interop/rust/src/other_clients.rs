@@ -1,5 +1,5 @@
-//! The workers in Python and Go, in the projects beside this crate: those that lock with kazoo and go-zookeeper, and those
-//! that hand locks on.
+//! The workers in Python and Go, in the projects beside this crate: those that lock with kazoo and go-zookeeper, and
+//! those that hand locks on.
 
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ impl OtherClients {
 /// Builds a program of the project in Go.
 async fn go(package: &str) -> Result<PathBuf> {
     let project = of_the_project("tests/interop/go");
-    let program = project.join("target").join(if package == "." { "worker" } else { package });
+    let program = project.join("target").join(if package == "." { "worker" } else { "ring" });
     run(Command::new("go").args(["build", "-o"]).arg(&program).arg(package), &project).await?;
     Ok(program)
 }

@@ -1,8 +1,9 @@
 //! Locks that go round between processes in several languages, each of which hands them on by a baton.
 //!
-//! Each key has a ring: a worker takes the baton over, writes under the lock, and hands it over; the baton goes to another
-//! worker, now and then to two at once. The giver then writes with its old fence. Workers are killed at any moment, and
-//! some have a wire that loses answers. What was promised is judged by what all of them have noted, on one clock.
+//! Each key has a ring: a worker takes the baton over, writes under the lock, and hands it over; the baton goes to
+//! another worker, now and then to two at once. The giver then writes with its old fence. Workers are killed at any
+//! moment, and some have a wire that loses answers. What was promised is judged by what all of them have noted, on one
+//! clock.
 
 mod crew;
 mod ring;
@@ -50,8 +51,8 @@ fn wall_millis() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Has locks of this store go round until they were handed over so many times, and prints the verdict. Returns it in one
-/// line.
+/// Has locks of this store go round until they were handed over so many times, and prints the verdict. Returns it in
+/// one line.
 pub(crate) async fn go_round(store: &str, hops: u64, seed: u64) -> Result<String> {
     let verdict = run(store, hops, seed, "-").await?;
     println!("{verdict}");
