@@ -11,6 +11,7 @@ mod administration;
 mod backend;
 mod claim;
 mod client;
+mod client_scripts;
 mod config;
 mod diagnosis;
 mod error;
@@ -27,6 +28,7 @@ mod url;
 
 pub use backend::Redis;
 pub use claim::RedisClaim;
+pub use client_scripts::{ClientScripts, client_scripts};
 pub use config::RedisBuilder;
 pub use fenced::{fence_key, fenced_script};
 pub use format::Recipe;

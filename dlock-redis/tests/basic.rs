@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Fence, Locks};
-use dlock_redis::{Redis, fence_key, fenced_script};
+use dlock_core::{Baton, ErrorKind, Fence, Locks};
+use dlock_redis::{Redis, client_scripts, fence_key, fenced_script};
 use dlock_rig::servers::redis::RedisServer;
+use redis::Value;
 
 const COUNTER: &str = "dlock:fence:{0}";
+const PAGE: &str = include_str!("../../docs/backends/redis.md");
 const WITHOUT_A_LOCK: &str = include_str!("../../docs/which-backend.md");
 
 async fn locks(server: &RedisServer) -> Locks {
@@ -216,6 +218,133 @@ fn what_which_backend_md_does_without_a_lock_are_commands_of_redis() {
         assert_eq!(server.command::<i64>(&commands[0]), left);
         assert_eq!(server.command::<Option<String>>(&commands[1]).is_some(), is_first);
     }
+}
+
+/// A client in another language, which knows what the page says of the scripts.
+struct OtherClient<'a> {
+    server: &'a RedisServer,
+    key: &'a str,
+    token: String,
+}
+
+const TURNED: fn(&str) -> String = |token| {
+    let turned = |digit: char| char::from_digit(15 - digit.to_digit(16).expect("a digit"), 16);
+    token.chars().filter_map(turned).collect()
+};
+
+impl<'a> OtherClient<'a> {
+    fn new(server: &'a RedisServer, key: &'a str, digit: char) -> Self {
+        Self { server, key, token: digit.to_string().repeat(32) }
+    }
+
+    /// Calls the script of this row of the page with its arguments.
+    fn call(&self, what: &str, baton: &str) -> Value {
+        let row = PAGE.lines().find_map(|line| line.strip_prefix(&format!("| {what} | "))).expect("a row");
+        let cells: Vec<&str> = row.trim_end_matches(" |").split(" | ").collect();
+        let turned = TURNED(&self.token);
+        let words = |cell: &str| -> Vec<String> {
+            let values = [
+                ("key", self.key),
+                ("counter", COUNTER),
+                ("n", "7"),
+                ("token", &self.token),
+                ("turned", &turned),
+                ("baton", baton),
+                ("lease", "30000"),
+                ("time", "20000"),
+                ("who", "host=web-3"),
+                ("0 who", "0 host=web-3"),
+            ];
+            let value = |name: &str| values.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
+            let arguments = cell.split(", ").map(|word| word.trim_matches('`'));
+            arguments.map(|word| value(word).unwrap_or(word.trim_matches('"')).to_owned()).collect()
+        };
+        let (keys, arguments) = (words(cells[1]), words(cells[2]));
+        let scripts = client_scripts();
+        let script = match cells[0] {
+            "`lock`" => scripts.lock,
+            "`hand_over`" => scripts.hand_over,
+            "`take_over`" => scripts.take_over,
+            other => panic!("no script {other}"),
+        };
+        let mut command = vec!["EVAL".to_owned(), script.to_owned(), keys.len().to_string()];
+        command.extend(keys.into_iter().chain(arguments));
+        self.server.command(&command.iter().map(|word| &**word).collect::<Vec<_>>())
+    }
+}
+
+/// The reply as the page writes it, with the lease that is left and what is in a value left out.
+fn written(reply: &Value) -> String {
+    match reply {
+        Value::Array(parts) => {
+            let parts: Vec<String> = parts.iter().map(written).collect();
+            format!("{{{}}}", parts.join(", "))
+        }
+        Value::Int(number @ 1_000..1_000_000) => format!("LEFT of {}", number / 10_000),
+        Value::Int(1_000_000..) => "FENCE".to_owned(),
+        Value::Int(number) => number.to_string(),
+        Value::BulkString(text) => {
+            let text = String::from_utf8_lossy(text);
+            let is_value = text.len() > 32 && text.as_bytes()[32] == b' ' && !text.starts_with("WRONGTYPE");
+            if is_value { "VALUE".to_owned() } else { text.into_owned() }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_knows_redis_md_holds_locks_and_hands_them_on_beside_dlock() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server).await;
+    let theirs = OtherClient::new(&server, "dlock:room", 'a');
+    let says = |client: &OtherClient<'_>, what: &str| written(&client.call(what, ""));
+    // An acquire, again after a lost reply, and what either side sees of it.
+    let reply = says(&theirs, "acquire");
+    let first: u64 = reply.trim().strip_suffix("+7").expect("the number of the call").parse().unwrap();
+    assert_eq!(says(&theirs, "acquire"), "{{FENCE, 1, {VALUE}}, 7}");
+    let other = OtherClient::new(&server, "dlock:room", 'b');
+    assert!(says(&other, "acquire").ends_with(", 1, {LEFT of 2, VALUE}}, 7}"));
+    let holder = locks.inspect("room").await.unwrap().expect("they have it");
+    assert_eq!((holder.host.as_deref(), holder.fence), (Some("web-3"), Some(Fence::new(first))));
+    assert!(locks.lock("room").try_acquire().await.unwrap().is_none());
+    assert_eq!(
+        (says(&theirs, "renew"), says(&other, "renew")),
+        ("7".to_owned(), "{{0, 1, 0}, 7}".to_owned())
+    );
+    // They hand it over, and it is taken over here, once.
+    assert_eq!((says(&theirs, "hand over"), says(&theirs, "hand over")), ("{1, 7}".into(), "{1, 7}".into()));
+    assert_eq!(says(&other, "hand over"), "{0, 7}");
+    let baton = TURNED(&theirs.token);
+    let text = format!("dlock-baton:1:redis:0:{first}:{baton}:room");
+    let guard = locks.take_over(&text.parse::<Baton>().unwrap()).await.unwrap();
+    assert!(guard.fence() > Some(Fence::new(first)));
+    assert_eq!(written(&other.call("take over", &baton)), "{{LEFT of 2, VALUE}, 7}");
+    // It is handed over here, and they take it over, once.
+    let text = guard.hand_over().await.unwrap().to_text();
+    let baton = text.split(':').nth(5).expect("a token").to_owned();
+    let Value::Array(reply) = other.call("take over", &baton) else { panic!("no fence") };
+    let Value::Int(second) = reply[0] else { panic!("{reply:?}") };
+    assert!(second.unsigned_abs() > guard.fence().unwrap().get());
+    assert_eq!(written(&other.call("take over", &baton)), "{{VALUE}, 7}", "their own, after a lost reply");
+    assert_eq!(written(&theirs.call("take over", &baton)), "{{LEFT of 2, VALUE}, 7}");
+    // A waiter here is notified of their release.
+    let waiting = locks.lock("room").with_wait(Duration::from_secs(30));
+    let waiting = tokio::spawn(async move { waiting.acquire().await });
+    while !server.command::<String>(&["GET", "dlock:room"]).ends_with(" !") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(says(&other, "release"), "{{0, 1, 2}, 7}");
+    assert_eq!(says(&other, "release"), "{{0, 1, 0}, 7}");
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(written(&theirs.call("take over", &baton)), "{0, 7}");
+    let _readers = locks.lock("room").read().acquire().await.unwrap();
+    let refused = says(&theirs, "acquire");
+    assert!(refused.contains(", 1, WRONGTYPE"), "{refused}");
+    // A key with a brace has the name that the page gives it.
+    let odd = OtherClient::new(&server, "dlock:%a%7Bb%7D%25", 'c');
+    assert!(says(&odd, "acquire").ends_with("+7"));
+    assert!(locks.lock("a{b}%").try_acquire().await.unwrap().is_none());
+    assert_eq!(says(&odd, "release"), "7");
 }
 
 #[tokio::test]

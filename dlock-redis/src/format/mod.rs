@@ -18,6 +18,7 @@ use dlock_core::backend::{LEFT_BEHIND, Mode, Occupancy};
 use dlock_core::{Failure, Holder, Token};
 use redis::{Cmd, Value};
 
+pub(crate) use self::plain::{LEAVE, TEXT as PLAIN};
 use crate::keys::Names;
 use crate::request::{Answer, By, CallNumber, Probe, Request, RequestAll, ShareRequest, Step, TakenAll};
 
@@ -27,7 +28,7 @@ const LONGEST_VALUE: usize = 512;
 const FENCE: &str = concat!(include_str!("head.lua"), include_str!("fence.lua"));
 
 /// Only our own form leaves a key, so that only of that something is taken over.
-const TAKE_OVER: &str = concat!(include_str!("head.lua"), include_str!("plain_take_over.lua"));
+pub(crate) const TAKE_OVER: &str = concat!(include_str!("head.lua"), include_str!("plain_take_over.lua"));
 
 /// Makes the call that draws a fence for a lock that is held.
 pub(crate) fn draw(names: &Names, number: CallNumber) -> Cmd {
@@ -496,7 +497,7 @@ impl Format {
     pub(crate) fn leave(&self, names: &Names, token: &Token, millis: u64, number: CallNumber) -> Cmd {
         let (ours, left_behind) = (plain::hex(token), plain::hex(&token.left_behind()));
         let mut command = redis::cmd("EVAL");
-        command.arg(plain::LEAVE).arg(1).arg(&*names.lock).arg(&ours).arg(&left_behind);
+        command.arg(LEAVE).arg(1).arg(&*names.lock).arg(&ours).arg(&left_behind);
         command.arg(LEFT_BEHIND).arg(millis).arg(number.0);
         command
     }

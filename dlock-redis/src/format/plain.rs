@@ -12,12 +12,12 @@ use smallvec::{SmallVec, smallvec};
 use super::{Found, LONGEST_VALUE, Script, hash_of, no_lock, since, text};
 use crate::request::{Answer, By, CallNumber, Request, Step, TakenAll, Who};
 
-const TEXT: &str = include_str!("plain.lua");
+pub(crate) const TEXT: &str = include_str!("plain.lua");
 const ALL_TEXT: &str = include_str!("plain_batch.lua");
 pub(super) const RIGHTS: &str = include_str!("plain_rights.lua");
 pub(super) const ALONE: &str = include_str!("plain_alone.lua");
 pub(super) const FORCE: &str = include_str!("plain_force.lua");
-pub(super) const LEAVE: &str = include_str!("plain_leave.lua");
+pub(crate) const LEAVE: &str = include_str!("plain_leave.lua");
 pub(super) const LOOK: &str = include_str!("plain_look.lua");
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));

@@ -7,13 +7,15 @@
 //! cargo run --release -p dlock-interop -- cluster   # with Redisson on a cluster, in its default settings
 //! cargo run --release -p dlock-interop -- zookeeper # with Curator, kazoo and go-zookeeper
 //! cargo run --release -p dlock-interop -- rows      # with psycopg, by the functions for PostgreSQL
+//! cargo run --release -p dlock-interop -- rings     # locks that are handed on from process to process
+//! cargo run --release -p dlock-interop -- rings 30000 7 redis # so often, with this seed, on this store
 //! cargo run --release -p dlock-interop -- collector # with the OpenTelemetry collector
 //! cargo run --release -p dlock-interop -- --full    # all of it, with a minute for each of what is done for a while
 //! ```
 //!
-//! Starts a `redis-server`, a cluster of them and a ZooKeeper, builds the Java worker with Maven, and runs worker
-//! processes of both sides. Where there is a Go toolchain, builds the collector and has the example `rooms` export to
-//! it.
+//! With `--full` locks are handed on 100,000 times. Starts a `redis-server`, a cluster of them and a ZooKeeper, builds
+//! the Java worker with Maven, and runs worker processes of both sides. Where there is a Go toolchain, builds the
+//! collector and has the example `rooms` export to it.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +23,7 @@ mod checks;
 mod elections;
 mod mixed;
 mod one_queue;
+mod rings;
 mod rows;
 mod scene;
 mod telemetry;
@@ -35,6 +38,11 @@ use dlock_interop::{collector, worker};
 
 use crate::scene::Scene;
 
+/// How often locks are handed over on each of three stores.
+const SHORT: u64 = 1_000;
+const FULL: u64 = 33_334;
+const SEED: u64 = 1;
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -47,16 +55,22 @@ async fn main() -> ExitCode {
         [] => {
             let redis = check_redis(mixed).await.and(check_cluster(mixed).await);
             let zookeeper = check_zookeeper(length, mixed).await;
-            redis.and(zookeeper).and(check_rows().await).and(check_collector().await)
+            let rows = check_rows().await.and(check_rings(if full { FULL } else { SHORT }).await);
+            redis.and(zookeeper).and(rows).and(check_collector().await)
         }
         ["redis"] => check_redis(mixed).await,
         ["cluster"] => check_cluster(mixed).await,
         ["zookeeper"] => check_zookeeper(length, mixed).await,
         ["rows"] => check_rows().await,
+        ["rings"] => check_rings(if full { FULL } else { SHORT }).await,
+        ["rings", hops, seed, store] => hand_on(hops, seed, store).await,
+        ["ring-worker", url, lease, journal, values] => {
+            rings::worker::serve(url, lease, journal, values).await
+        }
         ["collector"] => check_collector().await,
         ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history).await,
         _ => Err(anyhow::anyhow!(
-            "write nothing, redis, cluster, zookeeper, rows or collector after the name of this program"
+            "write nothing, redis, cluster, zookeeper, rows, rings or collector after the name of this program"
         )),
     };
     match outcome {
@@ -156,6 +170,21 @@ async fn check_rows() -> Result<()> {
         "dlock and psycopg exclude each other on a lock row" => rows::counted_by_psycopg_too(100),
         "dlock and PyMySQL exclude each other on a lock row" => rows::counted_by_pymysql_too(100),
     }
+}
+
+async fn check_rings(hops: u64) -> Result<()> {
+    check! {
+        "locks go round between Rust, Python and Go on Redis" => rings::go_round("redis", hops, SEED),
+        "locks go round between Rust, Python and Go on PostgreSQL" => rings::go_round("postgres", hops, SEED),
+        "locks go round between processes on SQLite" => rings::go_round("sqlite", hops, SEED),
+        "workers that break a promise on Redis are found out" => rings::found_out("redis", 200, SEED),
+        "workers that break a promise on PostgreSQL are found out" => rings::found_out("postgres", 200, SEED),
+    }
+}
+
+async fn hand_on(hops: &str, seed: &str, store: &str) -> Result<()> {
+    println!("{}", rings::go_round(store, hops.parse()?, seed.parse()?).await?);
+    Ok(())
 }
 
 async fn check_collector() -> Result<()> {

@@ -1,4 +1,5 @@
-//! The workers that lock with kazoo and go-zookeeper, in the projects beside this crate.
+//! The workers in Python and Go, in the projects beside this crate: those that lock with kazoo and go-zookeeper, and
+//! those that hand locks on.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ use crate::collector::{of_the_project, said};
 /// The programs of the workers.
 #[derive(Debug)]
 pub struct OtherClients {
-    /// A Python that has kazoo.
+    /// A Python that has what they need.
     pub python: PathBuf,
     /// What it is to run.
     pub script: PathBuf,
@@ -19,17 +20,33 @@ pub struct OtherClients {
 }
 
 impl OtherClients {
-    /// Installs kazoo into an environment of its own, and builds the worker in Go.
+    /// Installs kazoo into an environment of its own, and builds the worker with go-zookeeper.
     ///
     /// # Errors
     ///
     /// When Python or Go is missing, or an installation or the build fails.
     pub async fn build() -> Result<Self> {
-        let ((python, script), go) = (python("worker.py").await?, of_the_project("tests/interop/go"));
-        let program = go.join("target/worker");
-        run(Command::new("go").args(["build", "-o"]).arg(&program).arg("."), &go).await?;
-        Ok(Self { python, script, go: program })
+        let ((python, script), go) = (python("worker.py").await?, go(".").await?);
+        Ok(Self { python, script, go })
     }
+
+    /// The same of the workers that hand locks on.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build).
+    pub async fn of_rings() -> Result<Self> {
+        let ((python, script), go) = (python("ring.py").await?, go("./ring").await?);
+        Ok(Self { python, script, go })
+    }
+}
+
+/// Builds a program of the project in Go.
+async fn go(package: &str) -> Result<PathBuf> {
+    let project = of_the_project("tests/interop/go");
+    let program = project.join("target").join(if package == "." { "worker" } else { "ring" });
+    run(Command::new("go").args(["build", "-o"]).arg(&program).arg(package), &project).await?;
+    Ok(program)
 }
 
 /// Installs the clients for Python into an environment of their own: the Python that has them, and the path of a
