@@ -205,10 +205,10 @@ impl Backends {
 
     /// Drains all of them at the same time and shuts them down, in no longer than `timeout`.
     ///
-    /// New acquires are refused, and bodies that run have half of the time to come to their end
-    /// ([`Locks::drain`]); what is then left is stopped and released in the rest of it ([`Locks::shutdown`]). The names
-    /// stay taken, and calls under them fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed). What was registered
-    /// by hand is not touched.
+    /// New acquires are refused, and bodies that run have half of the time to come to their end ([`Locks::drain`]):
+    /// they may acquire what they need for that, of each of these backends. What is then left is stopped and released
+    /// in the rest of it ([`Locks::shutdown`]). The names stay taken, and calls under them fail with
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed). What was registered by hand is not touched.
     ///
     /// # Errors
     ///
@@ -223,9 +223,9 @@ impl Backends {
     /// May be dropped and called again; acquires stay refused.
     pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
         let started = Instant::now();
-        // Bodies under one backend may need what they hold of another: none is shut down before all are drained. Those
-        // that are late are stopped below, which is all that a failure here would say.
-        join_all(self.0.iter().map(|(_, locks)| locks.drain(timeout / 2))).await;
+        // Bodies under one backend may need what they hold of another, or have to take of it: none is shut down before
+        // all are drained. Those that are late are stopped below, which is all that a failure here would say.
+        let _ = Locks::drain_all(self.0.iter().map(|(_, locks)| locks), timeout / 2).await;
         let left = timeout.saturating_sub(started.elapsed());
         let ends = join_all(self.0.iter().map(|(_, locks)| locks.shutdown(left))).await;
         let failed = self.0.iter().zip(ends).filter_map(|((name, _), end)| Some((name.clone(), end.err()?)));

@@ -63,10 +63,10 @@ pub use connect::{connect, from_url, quorum_from_url};
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, BatchKey, Baton, Campaign, Capabilities, Claim, Clock, DataVersion, Election,
-    Eligibility, Ended, Error, ErrorKind, Failure, Faults, Fence, Forced, Guard, HandOver, HandOverAll, Health, Held,
-    Holder, Key, KeyInMode, Leader, LeaderChanges, Lock, LockOnNodes, Locks, LocksBuilder, MAX_LEASE,
-    MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeMark, NodeSetup, OnCrash, OnError, OnLost, Once,
-    Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumInUse, QuorumVotes, Requirement, Result,
+    Eligibility, Ended, Error, ErrorKind, Failure, Faults, Fence, Forced, Guard, HandOver, HandOverAll,
+    Health, Held, Holder, Key, KeyInMode, Leader, LeaderChanges, Lock, LockOnNodes, Locks, LocksBuilder,
+    MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeMark, NodeSetup, OnCrash, OnError, OnLost,
+    Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumInUse, QuorumVotes, Requirement, Result,
     Segment, Segmented, Semaphore, Stats, Term, Timestamp, VersionCheck, Wait, backend, current_hold, read,
     write,
 };

@@ -175,6 +175,42 @@ async fn a_shutdown_lets_bodies_come_to_their_end_and_refuses_what_comes_later()
 }
 
 #[tokio::test]
+async fn a_body_takes_locks_of_every_backend_while_they_are_shut_down_together() {
+    let (one, other) = (Locks::new(Memory::new()), Locks::new(Memory::new()));
+    let backends = Backends(vec![("one".to_owned(), one.clone()), ("other".to_owned(), other.clone())]);
+    let (begun, goes_on) = (tokio::sync::Barrier::new(3), tokio::sync::Barrier::new(3));
+    // In both directions, and with a guard that is kept for longer than the body.
+    let body = async |first: &Locks, second: &Locks| {
+        let nested = async {
+            begun.wait().await;
+            goes_on.wait().await;
+            second.lock("nested").acquire().await
+        };
+        let guard = first.lock("outer").run(nested).await??;
+        guard.check()?;
+        guard.release().await
+    };
+    let watched = async {
+        for locks in [&one, &other] {
+            while locks.health().accepts {
+                tokio::task::yield_now().await;
+            }
+            let error = locks.lock("late").try_acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Closed, "nobody else is let in");
+        }
+        goes_on.wait().await;
+    };
+    let shut_down = async {
+        begun.wait().await;
+        backends.shutdown(LONG).await
+    };
+    let (shut_down, first, second, ()) =
+        tokio::join!(shut_down, body(&one, &other), body(&other, &one), watched);
+    (first.unwrap(), second.unwrap(), shut_down.unwrap());
+    assert_eq!(one.lock("late").try_acquire().await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[tokio::test]
 async fn a_shutdown_reports_every_backend_that_failed_and_shuts_down_the_others() {
     let stores = [Memory::new(), Memory::new(), Memory::new()];
     let locks = stores.each_ref().map(|store| Locks::new(store.clone()));
