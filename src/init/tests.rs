@@ -73,6 +73,30 @@ async fn a_wrong_option_names_its_variable_and_leaves_nothing_registered() {
     }
 }
 
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn all_wrong_options_are_named_at_once_before_anything_is_connected_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("locks.db");
+    let error = of(&[
+        ("DLOCK_INIT_Y_URL", &format!("sqlite://{}", file.display())),
+        ("DLOCK_INIT_Z_URL", "memory:"),
+        ("DLOCK_LEASE", "10"),
+        ("DLOCK_INIT_Y_RECHECKS", "many"),
+        ("DLOCK_INIT_Z_WAIT", "never"),
+        ("DLOCK_INIT_Z_REQUEST_TIMEOUT", "1s"),
+    ])
+    .await
+    .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    let text = error.to_string();
+    for name in ["DLOCK_LEASE", "DLOCK_INIT_Y_RECHECKS", "DLOCK_INIT_Z_WAIT"] {
+        assert_eq!(text.matches(name).count(), 1, "{name}: {text}");
+    }
+    assert!(!text.contains("REQUEST_TIMEOUT"), "{text}");
+    assert!(!file.exists(), "it was connected to");
+}
+
 #[tokio::test]
 async fn whoever_sets_nothing_is_answered_with_what_to_set() {
     for variables in [&[("DLOCK_LEASE", "10s"), ("DLOCK_URL", " ")][..], &[]] {
