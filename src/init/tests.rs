@@ -230,7 +230,9 @@ async fn a_body_takes_locks_of_every_backend_while_they_are_shut_down_together()
     };
     let (shut_down, first, second, ()) =
         tokio::join!(shut_down, body(&one, &other), body(&other, &one), watched);
-    (first.unwrap(), second.unwrap(), shut_down.unwrap());
+    first.unwrap();
+    second.unwrap();
+    shut_down.unwrap();
     assert_eq!(one.lock("late").try_acquire().await.unwrap_err().kind(), ErrorKind::Closed);
 }
 

@@ -101,9 +101,9 @@ impl LocksBuilder {
     /// | `DLOCK_LABEL` | [`with_label`](Self::with_label) | up to 64 bytes |
     /// | `DLOCK_PREFIX` | [`with_prefix`](Self::with_prefix) | up to 128 bytes |
     ///
-    /// A time is a whole number with one unit: `ms`, `s`, `m` or `h`. Blanks around a value are left out, and a variable
-    /// that is empty, or blank, counts as not set. Options without a variable are the program's alone: they change what
-    /// its code may rely on.
+    /// A time is a whole number with one unit: `ms`, `s`, `m` or `h`. Blanks around a value are left out, and a
+    /// variable that is empty, or blank, counts as not set. Options without a variable are the program's alone: they
+    /// change what its code may rely on.
     ///
     /// ```
     /// # fn main() -> Result<(), dlock_core::Error> {
