@@ -126,7 +126,8 @@ fn registry_mut() -> RwLockWriteGuard<'static, Registry> {
 /// # Errors
 ///
 /// [`ErrorKind::InvalidConfig`] when the name is empty, has a `:`, `/` or `@` in it, as URLs have, or is taken:
-/// replacing a backend silently would let two halves of a program hold the "same" lock. What [`init`](crate::init) registered takes all names with the same variable.
+/// replacing a backend silently would let two halves of a program hold the "same" lock. What [`init`](crate::init)
+/// registered takes all names with the same variable.
 pub fn register(name: impl Into<String>, locks: Locks) -> Result<()> {
     let name = name.into();
     if name.is_empty() {
