@@ -4,13 +4,13 @@ use std::fmt;
 use std::pin::Pin;
 use std::time::Duration;
 
-use dlock_core::{Error, Failure, Locks, Operation, Result};
+use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use crate::connect::{from_url, known_schemes};
-use crate::registry;
-use crate::variables::{Source, Variables, invalid, prefix_of};
+use crate::registry::{self, Call};
+use crate::variables::{Source, Variables, invalid, none_of, prefix_of, shown};
 
 /// Connects to every backend that the environment names, and registers them all: the line with which a program starts.
 ///
@@ -75,7 +75,7 @@ use crate::variables::{Source, Variables, invalid, prefix_of};
 ///
 /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when no variable has a URL, when a variable, its
 ///   URL or an option is wrong, when the feature of a backend is not compiled in, or when a name or the default is
-///   taken, which is found out before anything is connected to.
+///   taken. What is wrong with names and options is found out before anything is connected to.
 /// * [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable),
 ///   [`ErrorKind::QuorumNotReached`](crate::ErrorKind::QuorumNotReached),
 ///   [`ErrorKind::Denied`](crate::ErrorKind::Denied) and other kinds of [`connect`](crate::connect). Of several
@@ -101,9 +101,10 @@ impl fmt::Debug for Init {
         let names = |variables: &Vec<(String, String)>| -> Vec<String> {
             variables.iter().map(|(name, _)| name.clone()).collect()
         };
+        let only = |names: &Vec<String>| names.iter().map(|name| shown(name)).collect::<Vec<_>>().join(", ");
         f.debug_struct("Init")
             .field("variables", &self.variables.as_ref().map(names))
-            .field("only", &self.only)
+            .field("only", &format_args!("[{}]", self.only.as_ref().map_or_else(String::new, only)))
             .finish()
     }
 }
@@ -146,6 +147,8 @@ impl Init {
     }
 
     async fn run(self) -> Result<Backends> {
+        let calling = Call { takes_some: self.only.is_some(), is_given: self.variables.is_some() };
+        registry::begin_initial();
         let variables = match &self.variables {
             Some(given) => Variables::given(given)?,
             None => Variables::of_process(),
@@ -158,6 +161,7 @@ impl Init {
             return Err(nothing_set());
         }
         registry::check_initial(sources.iter().map(|source| &*source.name))?;
+        check_options(&sources, &variables)?;
         let connected = join_all(sources.iter().map(|source| from_url(&source.url))).await;
         let (mut builders, mut failures) = (Vec::new(), Vec::new());
         for (source, result) in sources.iter().zip(connected) {
@@ -170,12 +174,14 @@ impl Init {
         let mut backends = Vec::new();
         for (Source { name, variable, .. }, builder) in builders {
             let own = prefix_of(name).unwrap_or_default();
-            let builder = builder.with_variables(&own, |variable| variables.get(variable))?;
-            let locks = builder.build();
-            let locks = locks.map_err(|error| failed(Operation::Configure, &[(variable.clone(), error)]))?;
-            backends.push((name.clone(), locks));
+            let builder = builder.with_variables(&own, |variable| variables.get(variable));
+            match builder.and_then(LocksBuilder::build) {
+                Ok(locks) => backends.push((name.clone(), locks)),
+                Err(error) => failures.push((variable.clone(), error)),
+            }
         }
-        registry::register_initial(&backends)?;
+        all_of(Operation::Configure, &failures)?;
+        registry::register_initial(&backends, calling)?;
         Ok(Backends(backends))
     }
 }
@@ -205,10 +211,10 @@ impl Backends {
 
     /// Drains all of them at the same time and shuts them down, in no longer than `timeout`.
     ///
-    /// New acquires are refused, and bodies that run have half of the time to come to their end
-    /// ([`Locks::drain`]); what is then left is stopped and released in the rest of it ([`Locks::shutdown`]). The names
-    /// stay taken, and calls under them fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed). What was registered
-    /// by hand is not touched.
+    /// New acquires are refused, and bodies that run have half of the time to come to their end ([`Locks::drain`]):
+    /// they may acquire what they need for that, of each of these backends. What is then left is stopped and released
+    /// in the rest of it ([`Locks::shutdown`]). The names stay taken, and calls under them fail with
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed). What was registered by hand is not touched.
     ///
     /// # Errors
     ///
@@ -223,14 +229,29 @@ impl Backends {
     /// May be dropped and called again; acquires stay refused.
     pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
         let started = Instant::now();
-        // Bodies under one backend may need what they hold of another: none is shut down before all are drained. Those
-        // that are late are stopped below, which is all that a failure here would say.
-        join_all(self.0.iter().map(|(_, locks)| locks.drain(timeout / 2))).await;
+        // Bodies under one backend may need what they hold of another, or have to take of it: none is shut down before
+        // all are drained. Those that are late are stopped below, which is all that a failure here would say.
+        let _ = Locks::drain_all(self.0.iter().map(|(_, locks)| locks), timeout / 2).await;
         let left = timeout.saturating_sub(started.elapsed());
         let ends = join_all(self.0.iter().map(|(_, locks)| locks.shutdown(left))).await;
         let failed = self.0.iter().zip(ends).filter_map(|((name, _), end)| Some((name.clone(), end.err()?)));
         all_of(Operation::Shutdown, &failed.collect::<Vec<_>>())
     }
+}
+
+/// Checks the options of all backends, before any of them is connected to. What is wrong for several is said once.
+fn check_options(sources: &[Source], variables: &Variables) -> Result<()> {
+    let mut wrong: Vec<String> = Vec::new();
+    for source in sources {
+        let own = prefix_of(&source.name).unwrap_or_default();
+        let of_one = Locks::builder(Memory::new()).take_variables(&own, |variable| variables.get(variable));
+        for what in of_one {
+            if !wrong.contains(&what) {
+                wrong.push(what);
+            }
+        }
+    }
+    none_of(&wrong)
 }
 
 /// What is wrong when no backend is named.

@@ -60,8 +60,26 @@ impl<T: AsRef<Locks> + ?Sized> GivesLocks for T {
 }
 
 /// Returns the baton that `from = ...` gives.
-pub fn baton<B: Borrow<Baton>>(baton: &B) -> Baton {
-    baton.borrow().clone()
+pub fn baton<B: GivesBaton + ?Sized>(baton: &B) -> Baton {
+    baton.baton()
+}
+
+/// What `from = expr` takes.
+#[diagnostic::on_unimplemented(
+    message = "`from` takes a `dlock::Baton`, and this is a `{Self}`",
+    label = "no `Baton`",
+    note = "write an expression of the type `Baton` or `&Baton`; of a text it is `from = text.parse::<dlock::Baton>()?`"
+)]
+pub trait GivesBaton {
+    /// A copy of it.
+    fn baton(&self) -> Baton;
+}
+
+#[diagnostic::do_not_recommend]
+impl<B: Borrow<Baton> + ?Sized> GivesBaton for B {
+    fn baton(&self) -> Baton {
+        self.borrow().clone()
+    }
 }
 
 /// Collects the keys that `keys = { expression }` gives.

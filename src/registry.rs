@@ -5,7 +5,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use dlock_core::{Error, ErrorKind, Failure, Locks, Operation, Result};
 
-use crate::variables::{DEFAULT, invalid, is_same, is_set, variable_of};
+use crate::variables::{DEFAULT, invalid, is_name, is_same, is_set, shown, variable_of};
 
 /// The backends dlock knows by name, and whether this build has them.
 const KNOWN: &[(&str, bool)] = &[
@@ -28,13 +28,31 @@ struct Entry {
 struct Registry {
     entries: BTreeMap<String, Entry>,
     default: Option<String>,
-    /// Whether variables were read.
-    is_initialized: bool,
+    initialized: Initialized,
+}
+
+/// What has become of [`init`](crate::init).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Initialized {
+    /// It was not called.
+    No,
+    /// It was called, and has failed, was dropped or goes on.
+    Begun,
+    Done(Call),
+}
+
+/// What a call of [`init`](crate::init) looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// Not at all backends.
+    pub takes_some: bool,
+    /// Not at the environment of the process.
+    pub is_given: bool,
 }
 
 impl Registry {
     const fn new() -> Self {
-        Self { entries: BTreeMap::new(), default: None, is_initialized: false }
+        Self { entries: BTreeMap::new(), default: None, initialized: Initialized::No }
     }
 
     /// The entry that an attribute with this name means, and its own name.
@@ -55,7 +73,11 @@ impl Registry {
 
     /// Whether the names that variables have can all be added, and `DLOCK_URL` be the default.
     fn check_initial<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
-        let again = if self.is_initialized { "; dlock::init() is called once" } else { "" };
+        let again = if matches!(self.initialized, Initialized::Done(_)) {
+            "; dlock::init() is called once"
+        } else {
+            ""
+        };
         for name in names {
             let variable = variable_of(name).unwrap_or_default();
             if let Some(known) = self.confused_with(name, true) {
@@ -103,12 +125,16 @@ fn registry_mut() -> RwLockWriteGuard<'static, Registry> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidConfig`] when the name is empty or taken: replacing a backend silently would let two halves
-/// of a program hold the "same" lock. What [`init`](crate::init) registered takes all names with the same variable.
+/// [`ErrorKind::InvalidConfig`] when the name is empty, has a `:`, `/` or `@` in it, as URLs have, or is taken:
+/// replacing a backend silently would let two halves of a program hold the "same" lock. What [`init`](crate::init)
+/// registered takes all names with the same variable.
 pub fn register(name: impl Into<String>, locks: Locks) -> Result<()> {
     let name = name.into();
     if name.is_empty() {
         return Err(invalid("a backend cannot be registered under an empty name".into()));
+    }
+    if !is_name(&name) {
+        return Err(invalid("the name of a backend has no `:`, `/` or `@` in it, as URLs have".into()));
     }
     let mut registry = registry_mut();
     if let Some(known) = registry.confused_with(&name, false) {
@@ -127,11 +153,19 @@ pub(crate) fn check_initial<'n>(names: impl IntoIterator<Item = &'n str>) -> Res
     registry().check_initial(names)
 }
 
+/// Notes that variables are read, until [`register_initial`] says what came of it.
+pub(crate) fn begin_initial() {
+    let mut registry = registry_mut();
+    if registry.initialized == Initialized::No {
+        registry.initialized = Initialized::Begun;
+    }
+}
+
 /// Registers what variables name, all of it or nothing.
-pub(crate) fn register_initial(backends: &[(String, Locks)]) -> Result<()> {
+pub(crate) fn register_initial(backends: &[(String, Locks)], call: Call) -> Result<()> {
     let mut registry = registry_mut();
     registry.check_initial(backends.iter().map(|(name, _)| &**name))?;
-    registry.is_initialized = true;
+    registry.initialized = Initialized::Done(call);
     for (name, locks) in backends {
         if is_same(name, DEFAULT) {
             registry.default = Some(name.clone());
@@ -237,7 +271,7 @@ fn names(registry: &Registry) -> String {
 
 /// What is wrong when there is no default backend.
 fn no_default(registry: &Registry, is_set: impl Fn(&str) -> bool) -> Error {
-    let what = match (registry.entries.is_empty(), !registry.is_initialized && is_set("DLOCK_URL")) {
+    let what = match (registry.entries.is_empty(), is_set("DLOCK_URL")) {
         (true, _) => format!("no backend is registered; {}", advice(registry, DEFAULT, is_set)),
         (false, true) => format!(
             "several backends are registered ({}) and none is the default; {}",
@@ -256,7 +290,7 @@ fn no_default(registry: &Registry, is_set: impl Fn(&str) -> bool) -> Error {
 /// What is wrong when `name` is unknown.
 fn unknown(name: &str, registry: &Registry, is_set: impl Fn(&str) -> bool) -> Error {
     let overrides = overridden(|overrides| {
-        Some(overrides.iter().map(|(name, _)| format!("{name:?}")).collect::<Vec<_>>().join(", "))
+        Some(overrides.iter().map(|(name, _)| shown(name)).collect::<Vec<_>>().join(", "))
     });
     let there = match (registry.entries.is_empty(), overrides) {
         (true, None) => String::new(),
@@ -270,8 +304,9 @@ fn unknown(name: &str, registry: &Registry, is_set: impl Fn(&str) -> bool) -> Er
         None => String::new(),
     };
     let advice = advice(registry, name, is_set);
+    let name = shown(name);
     let what = format!(
-        "nothing is registered as {name:?}{compiled}{there}; {advice}; in a test, wrap the call with \
+        "nothing is registered as {name}{compiled}{there}; {advice}; in a test, wrap the call with \
          dlock::with_backend, and a task that it spawns with dlock::in_current_scope"
     );
     Error::new(Operation::Configure, Failure::new(ErrorKind::UnknownBackend, what))
@@ -279,16 +314,41 @@ fn unknown(name: &str, registry: &Registry, is_set: impl Fn(&str) -> bool) -> Er
 
 /// What to do, so that there is a backend under this name.
 fn advice(registry: &Registry, name: &str, is_set: impl Fn(&str) -> bool) -> String {
+    if !is_name(name) {
+        return "a URL goes into a variable that dlock::init() reads, or to dlock::connect, and the name of its backend \
+                here"
+            .to_owned();
+    }
     let by_hand = format!("call dlock::register({name:?}, locks) at start-up");
     let Some(variable) = variable_of(name) else { return by_hand };
-    match (registry.is_initialized, is_set(&variable)) {
-        (false, true) => format!("{variable} is set, but dlock::init() was not called; call it at start-up"),
-        (false, false) => format!("set {variable} and call dlock::init() at start-up, or {by_hand}"),
-        (true, true) => format!(
-            "{variable} is set, but dlock::init() did not read it: add {name:?} to its `only`, or {variable} to the \
-             variables that it is given"
+    let is_set = is_set(&variable);
+    let not_read = format!("{variable} is set, but dlock::init() did not read it");
+    let and_set = if is_set { String::new() } else { format!(", and set {variable}") };
+    match (registry.initialized, is_set) {
+        (Initialized::No, true) => {
+            format!("{variable} is set, but dlock::init() was not called; call it at start-up")
+        }
+        (Initialized::No, false) => {
+            format!("set {variable} and call dlock::init() at start-up, or {by_hand}")
+        }
+        (Initialized::Begun, _) => format!(
+            "dlock::init() was called and has not succeeded: see to its error, and await it before the first \
+             use{and_set}"
         ),
-        (true, false) => format!("dlock::init() found no {variable}: set it, or {by_hand}"),
+        (Initialized::Done(Call { takes_some: true, .. }), true) => {
+            format!("{not_read}: add {name:?} to its `only`")
+        }
+        (Initialized::Done(Call { is_given: true, .. }), true) => {
+            format!("{not_read}: add it to the variables that it is given")
+        }
+        (Initialized::Done(_), true) => format!("{not_read}: set it before the call"),
+        (Initialized::Done(Call { takes_some: true, .. }), false) => {
+            format!("add {name:?} to the `only` of dlock::init(){and_set}, or {by_hand}")
+        }
+        (Initialized::Done(Call { is_given: true, .. }), false) => {
+            format!("add {variable} to the variables that dlock::init() is given, or {by_hand}")
+        }
+        (Initialized::Done(_), false) => format!("dlock::init() found no {variable}: set it, or {by_hand}"),
     }
 }
 
@@ -334,11 +394,59 @@ mod tests {
         let text = said(&registry, "bücher", "DLOCK_URL");
         assert!(text.contains("dlock::register(\"bücher\"") && !text.contains("dlock::init()"), "{text}");
 
-        registry.is_initialized = true;
-        let text = said(&registry, "zk", "DLOCK_URL");
-        assert!(text.contains("dlock::init() found no DLOCK_ZK_URL"), "{text}");
-        let text = said(&registry, "zk", "DLOCK_ZK_URL");
-        assert!(text.contains("DLOCK_ZK_URL is set, but dlock::init() did not read it"), "{text}");
+        registry.initialized = Initialized::Begun;
+        for variable in ["DLOCK_URL", "DLOCK_ZK_URL"] {
+            let text = said(&registry, "zk", variable);
+            assert!(text.contains("dlock::init() was called and has not succeeded"), "{text}");
+            assert_eq!(text.contains("set DLOCK_ZK_URL"), variable == "DLOCK_URL", "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_by_what_init_looked_at() {
+        let mut registry = Registry::new();
+        registry.entries.extend(["a", "b"].map(|name| (name.to_owned(), entry(false))));
+        for (takes_some, is_given, unset, set) in [
+            (
+                false,
+                false,
+                "dlock::init() found no DLOCK_ZK_URL: set it",
+                "did not read it: set it before the call",
+            ),
+            (false, true, "add DLOCK_ZK_URL to the variables", "did not read it: add it to the variables"),
+            (true, false, "add \"zk\" to the `only` of dlock::init(), and set DLOCK_ZK_URL", "to its `only`"),
+        ] {
+            registry.initialized = Initialized::Done(Call { takes_some, is_given });
+            for (variable, says) in [("DLOCK_URL", unset), ("DLOCK_ZK_URL", set)] {
+                let text = said(&registry, "zk", variable);
+                assert!(text.contains(says), "{text}");
+            }
+        }
+        let text = no_default(&registry, |asked| asked == "DLOCK_URL").to_string();
+        assert!(text.contains("add \"default\" to its `only`"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn what_may_be_a_url_is_no_name_and_is_not_repeated() {
+        for url in [
+            "redis://:hunter2@h",
+            "quorum:redis://:hunter2@a|memory:",
+            "u:hunter2@h",
+            "hunter2@h",
+            "hunter2/db",
+        ] {
+            let locks = || Locks::new(Memory::new());
+            let error = register(url, locks()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+            let overridden =
+                with_backend(url, locks(), async { registered("registry-e").unwrap_err() }).await;
+            let call = crate::init().only([url]);
+            let init = format!("{call:?}") + &call.await.unwrap_err().to_string();
+            let unknown = [registered(url).unwrap_err(), set_default(url).unwrap_err()];
+            let text = format!("{error} {overridden} {init} {unknown:?}");
+            assert!(!text.contains("hunter2") && text.contains("may be a URL"), "{text}");
+            assert!(unknown[0].to_string().contains("goes into a variable"), "{text}");
+        }
     }
 
     #[test]

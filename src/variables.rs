@@ -47,6 +47,20 @@ pub(crate) fn variable_of(name: &str) -> Option<String> {
     prefix_of(name).map(|prefix| prefix + SUFFIX)
 }
 
+/// Returns how a name is shown. What may be a URL may have a password in it, and is not.
+pub(crate) fn shown(name: &str) -> String {
+    if is_name(name) {
+        format!("{name:?}")
+    } else {
+        "a name that is not shown, as it may be a URL".to_owned()
+    }
+}
+
+/// Whether it is no URL, nor a part of one. The attribute refuses these too.
+pub(crate) fn is_name(name: &str) -> bool {
+    !name.contains([':', '/', '@'])
+}
+
 /// Returns whether the environment of this process has something in `variable`.
 pub(crate) fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.to_string_lossy().trim().is_empty())
@@ -109,7 +123,7 @@ impl Variables {
 
     /// Returns the backends of all variables with URLs.
     pub(crate) fn all(&self) -> Result<Vec<Source>> {
-        let mut sources = Vec::new();
+        let (mut sources, mut wrong) = (Vec::new(), Vec::new());
         for variable in self.0.keys() {
             let Some(rest) = variable.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX)) else {
                 continue;
@@ -127,11 +141,15 @@ impl Variables {
                     Some(expected) => format!("write {expected}"),
                     None => "write DLOCK_<NAME>_URL, with a name of letters, digits and `_`".to_owned(),
                 };
-                return Err(invalid(format!("no backend has the variable {variable}; {wanted}")));
+                wrong.push(format!("no backend has the variable {variable}; {wanted}"));
+                continue;
             }
-            sources.push(self.source(name, variable.clone())?);
+            match self.source(name, variable.clone()) {
+                Ok(source) => sources.push(source),
+                Err(what) => wrong.push(what),
+            }
         }
-        Ok(sources)
+        none_of(&wrong).map(|()| sources)
     }
 
     /// Returns the backends of these names, each of which has to have its variable.
@@ -141,11 +159,12 @@ impl Variables {
                 "`only` names no backend; name one, or leave it out for all that are set".into(),
             ));
         }
-        let (mut sources, mut missing) = (Vec::<Source>::new(), Vec::new());
+        let (mut sources, mut missing, mut wrong) = (Vec::<Source>::new(), Vec::new(), Vec::new());
         for name in names {
             let Some(variable) = variable_of(name) else {
                 return Err(invalid(format!(
-                    "no variable has the name {name:?} in it; use ASCII letters, digits, `-`, `_`, `.` and spaces"
+                    "no variable has the name {} in it; use ASCII letters, digits, `-`, `_`, `.` and spaces",
+                    shown(name)
                 )));
             };
             if let Some(other) = sources.iter().find(|other| other.variable == variable) {
@@ -154,25 +173,29 @@ impl Variables {
                     "{variable} is the variable of both {other:?} and {name:?}; leave one of them out of `only`"
                 )));
             }
-            match self.0.contains_key(&variable) {
-                true => sources.push(self.source(name.clone(), variable)?),
-                false => missing.push(variable),
+            match self.0.contains_key(&variable).then(|| self.source(name.clone(), variable.clone())) {
+                Some(Ok(source)) => sources.push(source),
+                Some(Err(what)) => wrong.push(what),
+                None => missing.push(variable),
             }
         }
-        match missing.is_empty() {
-            true => Ok(sources),
-            false => {
-                Err(invalid(format!("not set: {}; set each to the URL of its backend", missing.join(", "))))
-            }
+        if !missing.is_empty() {
+            wrong.push(format!("not set: {}; set each to the URL of its backend", missing.join(", ")));
         }
+        none_of(&wrong).map(|()| sources)
     }
 
-    fn source(&self, name: String, variable: String) -> Result<Source> {
+    fn source(&self, name: String, variable: String) -> Result<Source, String> {
         match self.get(&variable) {
             Ok(url) => Ok(Source { name, variable, url: url.unwrap_or_default().trim().to_owned() }),
-            Err(wanted) => Err(invalid(format!("the environment variable {variable} is not {wanted}"))),
+            Err(wanted) => Err(format!("the environment variable {variable} is not {wanted}")),
         }
     }
+}
+
+/// One error for all that is wrong, if anything is.
+pub(crate) fn none_of(wrong: &[String]) -> Result<()> {
+    if wrong.is_empty() { Ok(()) } else { Err(invalid(wrong.join("; "))) }
 }
 
 pub(crate) fn invalid(what: String) -> Error {
@@ -261,6 +284,12 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains(variable) && text.contains(wanted) && !text.contains("hunter2"), "{text}");
         }
+        let text = given(&[("DLOCK_zk_URL", "a"), ("DLOCK_DEFAULT_URL", "b")])
+            .all()
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("DLOCK_zk_URL") && text.contains("DLOCK_DEFAULT_URL"), "all of them: {text}");
         let twice = [("DLOCK_URL", "memory:"), ("DLOCK_URL", "redis://:hunter2@h")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()));
         let error = Variables::given(&twice).unwrap_err();

@@ -281,6 +281,14 @@ impl Args {
                 mistakes.at(span, message);
             }
         }
+        let is_fair = self.requires.iter().any(|(name, _)| *name == "fair");
+        for (other, why) in
+            [("on_busy", "is never busy; remove `on_busy`"), ("requires", "has no turn; remove `\"fair\"`")]
+        {
+            if let Some(span) = later("from", other).filter(|_| other != "requires" || is_fair) {
+                mistakes.at(span, format!("a take-over waits for nobody, and {why} or `from`"));
+            }
+        }
         for other in ["keys", "segments", "mode"] {
             if let Some(span) = later("permits", other) {
                 let message = format!(

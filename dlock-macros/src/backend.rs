@@ -32,6 +32,13 @@ pub(crate) fn backend(name: &LitStr) -> syn::Result<LitStr> {
              `dlock::init()` at start-up, and set DLOCK_{variable}_URL to the URL"
         ));
     }
+    if value.contains([':', '/', '@']) {
+        return refuse(
+            "`backend` takes the name of a backend, which has no `:`, `/` or `@` in it, as URLs have; write a name, such \
+             as `backend = \"orders-eu\"`"
+                .to_owned(),
+        );
+    }
     // A program may have registered one of these names all the same, as that of its MariaDB beside a MySQL. For almost
     // all others it is a slip that nothing notices until the first call, and the check of the feature passes by. No
     // name is out of reach therefore, and the error has the way to those.
@@ -51,12 +58,11 @@ fn known(name: &str) -> Option<&'static str> {
     all.find(|(known, others)| is_meant(known) || others.iter().any(is_meant)).map(|(known, _)| known)
 }
 
-/// The first word of the scheme, as of `redis+sentinel`, where it is a URL. A name with a colon in it, such as
-/// `orders:eu`, is none.
+/// The first word of the scheme, as of `redis+sentinel`, where it is a URL.
 fn scheme(value: &str) -> Option<&str> {
     let (scheme, rest) = value.split_once(':')?;
-    let is_url = rest.starts_with("//") || rest.is_empty() && known(scheme).is_some();
-    is_url.then(|| scheme.split('+').next().unwrap_or(scheme))
+    let first = scheme.split('+').next().unwrap_or(scheme);
+    (rest.starts_with("//") || first == "quorum" || known(first).is_some()).then_some(first)
 }
 
 #[cfg(test)]
@@ -80,8 +86,8 @@ mod tests {
             "cache",
             "db",
             "locks",
-            "orders:eu",
-            "shop/orders",
+            "orders-eu",
+            "shop.orders",
             "zookeeper-eu",
             "my redis",
         ] {
@@ -118,12 +124,23 @@ mod tests {
             ("zk+tls://u:hunter2@h", "zk"),
             ("sqlite:///hunter2.db", "sqlite"),
             ("memory:", "memory"),
+            ("sqlite:/hunter2.db", "sqlite"),
+            ("redis+unix:/hunter2", "redis"),
+            ("quorum:redis://:hunter2@a|redis://:hunter2@b", "orders"),
             ("http://u:hunter2@h", "orders"),
         ] {
             let text = said(url).unwrap_or_default();
             let variable = format!("DLOCK_{}_URL", known.to_uppercase());
             assert!(text.contains(&format!("`backend = \"{known}\"`")), "{url}: {text}");
             assert!(text.contains(&variable) && !text.contains("hunter2"), "{url}: {text}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_a_part_of_a_url_is_refused_and_not_repeated() {
+        for name in ["u:hunter2@h", "hunter2@h", "hunter2/db", "hunter2:6379"] {
+            let text = said(name).unwrap_or_default();
+            assert!(text.contains("no `:`, `/` or `@`") && !text.contains("hunter2"), "{name}: {text}");
         }
     }
 }

@@ -67,7 +67,7 @@ fn locked(
     }
     let keys = match &args.keys {
         Some(keys) => several(keys, function, &private, mistakes),
-        None if args.from.is_some() && !args.gives("key") => {
+        None if args.gives("from") && !args.gives("key") => {
             Some(quote_spanned!(Span::mixed_site()=> ::std::string::ToString::to_string(baton.key())))
         }
         None => key(args, function, mistakes),

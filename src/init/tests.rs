@@ -73,6 +73,30 @@ async fn a_wrong_option_names_its_variable_and_leaves_nothing_registered() {
     }
 }
 
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn all_wrong_options_are_named_at_once_before_anything_is_connected_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("locks.db");
+    let error = of(&[
+        ("DLOCK_INIT_Y_URL", &format!("sqlite://{}", file.display())),
+        ("DLOCK_INIT_Z_URL", "memory:"),
+        ("DLOCK_LEASE", "10"),
+        ("DLOCK_INIT_Y_RECHECKS", "many"),
+        ("DLOCK_INIT_Z_WAIT", "never"),
+        ("DLOCK_INIT_Z_REQUEST_TIMEOUT", "1s"),
+    ])
+    .await
+    .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    let text = error.to_string();
+    for name in ["DLOCK_LEASE", "DLOCK_INIT_Y_RECHECKS", "DLOCK_INIT_Z_WAIT"] {
+        assert_eq!(text.matches(name).count(), 1, "{name}: {text}");
+    }
+    assert!(!text.contains("REQUEST_TIMEOUT"), "{text}");
+    assert!(!file.exists(), "it was connected to");
+}
+
 #[tokio::test]
 async fn whoever_sets_nothing_is_answered_with_what_to_set() {
     for variables in [&[("DLOCK_LEASE", "10s"), ("DLOCK_URL", " ")][..], &[]] {
@@ -172,6 +196,44 @@ async fn a_shutdown_lets_bodies_come_to_their_end_and_refuses_what_comes_later()
     // It may be called again, and leaves the names as they are.
     backends.shutdown(LONG).await.unwrap();
     assert!(registered("init_p").is_ok());
+}
+
+#[tokio::test]
+async fn a_body_takes_locks_of_every_backend_while_they_are_shut_down_together() {
+    let (one, other) = (Locks::new(Memory::new()), Locks::new(Memory::new()));
+    let backends = Backends(vec![("one".to_owned(), one.clone()), ("other".to_owned(), other.clone())]);
+    let (begun, goes_on) = (tokio::sync::Barrier::new(3), tokio::sync::Barrier::new(3));
+    // In both directions, and with a guard that is kept for longer than the body.
+    let body = async |first: &Locks, second: &Locks| {
+        let nested = async {
+            begun.wait().await;
+            goes_on.wait().await;
+            second.lock("nested").acquire().await
+        };
+        let guard = first.lock("outer").run(nested).await??;
+        guard.check()?;
+        guard.release().await
+    };
+    let watched = async {
+        for locks in [&one, &other] {
+            while locks.health().accepts {
+                tokio::task::yield_now().await;
+            }
+            let error = locks.lock("late").try_acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Closed, "nobody else is let in");
+        }
+        goes_on.wait().await;
+    };
+    let shut_down = async {
+        begun.wait().await;
+        backends.shutdown(LONG).await
+    };
+    let (shut_down, first, second, ()) =
+        tokio::join!(shut_down, body(&one, &other), body(&other, &one), watched);
+    first.unwrap();
+    second.unwrap();
+    shut_down.unwrap();
+    assert_eq!(one.lock("late").try_acquire().await.unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 
 mod support;
 
+mod batons;
 mod behaviour;
 mod composition;
 mod drop_order;

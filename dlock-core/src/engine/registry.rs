@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::AtomicU64 as PlainU64;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -35,6 +35,9 @@ pub(crate) struct HoldRegistry {
     contact: PlainU64,
     closed: AtomicBool,
     draining: AtomicBool,
+    /// The first of those that are drained together with this one. Set before any of them is drained, so that a
+    /// scheduler of threads need not know of it.
+    group: OnceLock<Weak<Self>>,
     /// Nobody renews any more.
     dead: AtomicBool,
     shut: Notify,
@@ -144,6 +147,7 @@ impl HoldRegistry {
             contact: PlainU64::default(),
             closed: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            group: OnceLock::new(),
             dead: AtomicBool::new(false),
             shut: Notify::new(),
         }
@@ -313,6 +317,22 @@ impl HoldRegistry {
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         wake_all(&self.shut);
+    }
+
+    /// Has bodies under the locks of `first` acquire here while both are drained, and those of here there.
+    pub(super) fn join(&self, first: &Arc<Self>) {
+        self.group.get_or_init(|| Arc::downgrade(first));
+    }
+
+    /// Whether bodies under locks of `other` may acquire here while locks are drained.
+    pub(super) fn serves(&self, other: &Self) -> bool {
+        let groups = || self.group.get().zip(other.group.get());
+        std::ptr::eq(self, other) || groups().is_some_and(|(ours, theirs)| ours.ptr_eq(theirs))
+    }
+
+    /// Returns how many holds there have been.
+    pub(super) fn listed_so_far(&self) -> u64 {
+        self.holds().last_number
     }
 
     /// Refuses acquires from now on, and ends those that wait, but for those of bodies that run under a lock of these.

@@ -412,13 +412,15 @@ pub(super) fn refuse_own(wanted: &Spec) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the calling code runs in a body, or holds a guard by hand in its scope, under a lock that is listed there.
+/// Whether the calling code runs in a body, or holds a guard by hand in its scope, under a lock that is listed there or
+/// in one that is drained together with it.
 fn holds_any(registry: &HoldRegistry) -> bool {
-    let listed = |hold: &Arc<Hold>| std::ptr::eq(Arc::as_ptr(&hold.engine.registry), registry).then_some(());
-    SCOPE.try_with(|scope| scope.find(listed)).is_ok_and(|found| found.is_some())
+    let counts = |hold: &Arc<Hold>| registry.serves(&hold.engine.registry).then_some(());
+    SCOPE.try_with(|scope| scope.find(counts)).is_ok_and(|found| found.is_some())
 }
 
-/// Refuses when the locks were shut down, or are drained and the calling code runs under none of them.
+/// Refuses when the locks were shut down, or are drained and the calling code runs under none of them, nor of those
+/// that are drained together with them.
 pub(super) fn may_acquire(engine: &Engine) -> Result<(), Failure> {
     let registry = &engine.registry;
     match registry.is_closed() || (registry.is_draining() && !holds_any(registry)) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use crate::engine::Engine;
@@ -11,7 +12,13 @@ use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::telemetry::Loss;
 
 /// See [`Locks::drain`](crate::Locks::drain).
-pub(crate) async fn drain(engine: Arc<Engine>, timeout: Duration) -> Result<(), Error> {
+pub(crate) async fn drain(engine: &Arc<Engine>, timeout: Duration) -> Result<(), Error> {
+    let refuse = |failure| engine.error(Operation::Shutdown, failure);
+    engine.refuse_in_child().map_err(refuse)?;
+    engine.run(until_drained(Arc::clone(engine), timeout)).await.map_err(refuse)?
+}
+
+async fn until_drained(engine: Arc<Engine>, timeout: Duration) -> Result<(), Error> {
     engine.registry.drain();
     if engine.timers.within(timeout, engine.registry.settled()).await.is_some() {
         return Ok(());
@@ -20,6 +27,26 @@ pub(crate) async fn drain(engine: Arc<Engine>, timeout: Duration) -> Result<(), 
     let what =
         format!("{held} locks are still held after {timeout:?}; shut down to take them from their bodies");
     Err(engine.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
+}
+
+/// See [`Locks::drain_all`](crate::Locks::drain_all).
+pub(crate) async fn drain_all(engines: &[&Arc<Engine>], timeout: Duration) -> Result<(), Error> {
+    let Some(first) = engines.first() else { return Ok(()) };
+    for engine in engines {
+        engine.registry.join(&first.registry);
+    }
+    let listed_so_far = || engines.iter().map(|engine| engine.registry.listed_so_far()).sum::<u64>();
+    let started = Instant::now();
+    loop {
+        let before = listed_so_far();
+        let left = timeout.saturating_sub(started.elapsed());
+        let drained = join_all(engines.iter().map(|engine| drain(engine, left))).await;
+        drained.into_iter().collect::<Result<(), Error>>()?;
+        // Else a body may have taken a lock of those that were drained already.
+        if listed_so_far() == before {
+            return Ok(());
+        }
+    }
 }
 
 /// See [`Locks::shutdown`](crate::Locks::shutdown).

@@ -224,10 +224,7 @@ impl Locks {
     ///
     /// May be dropped and called again; acquires stay refused.
     pub async fn drain(&self, timeout: Duration) -> Result<()> {
-        let engine = &self.engine;
-        let refuse = |failure| engine.error(Operation::Shutdown, failure);
-        engine.refuse_in_child().map_err(refuse)?;
-        engine.run(shutdown::drain(Arc::clone(engine), timeout)).await.map_err(refuse)?
+        shutdown::drain(&self.engine, timeout).await
     }
 
     /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), releases
@@ -253,6 +250,22 @@ impl Locks {
         let refuse = |failure| engine.error(Operation::Shutdown, failure);
         engine.refuse_in_child().map_err(refuse)?;
         engine.run(shutdown::shut_down(Arc::clone(engine), timeout)).await.map_err(refuse)?
+    }
+
+    /// Drains all of these as [`drain`](Self::drain) drains one, for `dlock::Backends`: until all are drained, a body
+    /// under any of them may acquire what it needs of each.
+    ///
+    /// # Errors
+    ///
+    /// That of the first whose [`drain`](Self::drain) fails, once all have ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again; acquires stay refused.
+    #[doc(hidden)]
+    pub async fn drain_all(all: impl IntoIterator<Item = &Self>, timeout: Duration) -> Result<()> {
+        let engines: Vec<_> = all.into_iter().map(|locks| &locks.engine).collect();
+        shutdown::drain_all(&engines, timeout).await
     }
 
     #[cfg(any(test, dlock_schedules))]

@@ -20,4 +20,19 @@ async fn test(id: u64) -> Result<u64, Error> {
     Ok(id)
 }
 
+#[distributed_lock(key = "a", backend = "quorum:redis://:secret@a|redis://:secret@b|redis://:secret@c")]
+async fn vote(id: u64) -> Result<u64, Error> {
+    Ok(id)
+}
+
+#[distributed_lock(key = "a", backend = "sqlite:/var/lib/app/locks.db")]
+async fn write(id: u64) -> Result<u64, Error> {
+    Ok(id)
+}
+
+#[distributed_lock(key = "a", backend = "app:secret@cache")]
+async fn read(id: u64) -> Result<u64, Error> {
+    Ok(id)
+}
+
 fn main() {}

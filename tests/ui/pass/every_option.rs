@@ -1,6 +1,6 @@
 #![deny(warnings)]
 
-use dlock::{Error, Locks, Memory, distributed_lock, leader, once};
+use dlock::{Baton, Error, Locks, Memory, distributed_lock, leader, once};
 
 #[distributed_lock(key = "plain")]
 async fn plain() -> Result<(), Error> {
@@ -51,6 +51,30 @@ async fn in_segments(sku: &str) -> Result<u32, Error> {
 #[distributed_lock(lease = "24h", wait = "no", on_lost = "continue", recheck = false, handoff = false, key = { id }, locks = locks)]
 async fn others(id: u64, locks: &Locks) -> Result<u64, Error> {
     Ok(id)
+}
+
+#[distributed_lock(from = baton, guard = held, requires = "hand_over", mode = "write")]
+async fn from_a_reference(baton: &Baton) -> Result<Baton, Error> {
+    held.hand_over().await
+}
+
+#[distributed_lock(key = "order_<id>", from = baton, wait = "5s", lease = "10s", hold_at_least = "1s")]
+async fn from_a_baton(id: u64, baton: Baton) -> Result<u64, Error> {
+    Ok(id)
+}
+
+#[distributed_lock(from = job.batons[0], locks = locks)]
+async fn from_a_place(job: Job, locks: &Locks) -> Result<usize, Error> {
+    Ok(job.batons.len())
+}
+
+struct Job {
+    batons: Vec<Baton>,
+}
+
+#[distributed_lock(from = baton.parse::<Baton>()?)]
+async fn from_a_text(baton: &str) -> Result<usize, Error> {
+    Ok(baton.len())
 }
 
 #[distributed_lock(key = "forever", wait = "forever", lease = "50ms", on_unavailable = "run")]
@@ -112,5 +136,12 @@ async fn main() -> Result<(), Error> {
     diverging().await?;
     assert_eq!(computed::<3>(4, 2).await?, 7);
     assert_eq!(shown().await?.map(|shown| shown.to_string()).collect::<String>(), "12");
-    shared().await
+    shared().await?;
+    let baton = async |key| locks.lock(key).acquire().await?.hand_over().await;
+    let again = from_a_reference(&baton("order_7").await?).await?;
+    assert_eq!(from_a_baton(7, again).await?, 7);
+    let job = Job { batons: vec![baton("order_8").await?] };
+    assert_eq!(from_a_place(job, &locks).await?, 1);
+    from_a_text(&baton("order_9").await?.to_text()).await?;
+    Ok(())
 }

@@ -5,28 +5,38 @@ use std::env::VarError;
 use super::LocksBuilder;
 use crate::backend::UrlParts;
 use crate::error::{Error, Failure, Operation, Result};
-use crate::handles::options::Wait;
+use crate::handles::options::{MAX_LEASE, MIN_LEASE, Options, Wait};
 
 /// How a value is put in its place; what it should have been otherwise.
-type Setter = fn(&mut LocksBuilder, &str) -> Result<(), &'static str>;
+type Setter = fn(&mut Settings, &str) -> Result<(), &'static str>;
+
+/// What variables set.
+#[derive(Clone, Default)]
+struct Settings {
+    options: Options,
+    label: Option<String>,
+    prefix: Option<String>,
+}
 
 const A_TIME: &str = "a number with a unit, such as 500ms, 5s, 2m or 1h";
 
 /// How the variables of all locks begin.
 const PREFIX: &str = "DLOCK_";
 
+const LEASE: &str = "DLOCK_LEASE";
+
 /// In this order, since some bounds depend on the lease.
 const VARIABLES: [(&str, Setter); 7] = [
-    ("DLOCK_LEASE", |builder, text| {
-        builder.options.lease = UrlParts::time(text).ok_or(A_TIME)?;
+    (LEASE, |settings, text| {
+        settings.options.lease = UrlParts::time(text).ok_or(A_TIME)?;
         Ok(())
     }),
-    ("DLOCK_REQUEST_TIMEOUT", |builder, text| {
-        builder.options.request_timeout = Some(UrlParts::time(text).ok_or(A_TIME)?);
+    ("DLOCK_REQUEST_TIMEOUT", |settings, text| {
+        settings.options.request_timeout = Some(UrlParts::time(text).ok_or(A_TIME)?);
         Ok(())
     }),
-    ("DLOCK_WAIT", |builder, text| {
-        builder.options.wait = match text {
+    ("DLOCK_WAIT", |settings, text| {
+        settings.options.wait = match text {
             "0" => Wait::No,
             "forever" => Wait::Forever,
             text => Wait::For(
@@ -35,28 +45,51 @@ const VARIABLES: [(&str, Setter); 7] = [
         };
         Ok(())
     }),
-    ("DLOCK_MAX_HOLD", |builder, text| {
-        builder.options.max_hold = Some(UrlParts::time(text).ok_or(A_TIME)?);
+    ("DLOCK_MAX_HOLD", |settings, text| {
+        settings.options.max_hold = Some(UrlParts::time(text).ok_or(A_TIME)?);
         Ok(())
     }),
-    ("DLOCK_RECHECKS", |builder, text| {
-        builder.options.rechecks = Some(text.parse().map_err(|_| "a number from 0 to 10")?);
+    ("DLOCK_RECHECKS", |settings, text| {
+        settings.options.rechecks = Some(text.parse().map_err(|_| "a number from 0 to 10")?);
         Ok(())
     }),
-    ("DLOCK_LABEL", |builder, text| {
-        builder.label = Some(text.to_owned());
+    ("DLOCK_LABEL", |settings, text| {
+        settings.label = Some(text.to_owned());
         if text.len() > 64 { Err("up to 64 bytes") } else { Ok(()) }
     }),
-    ("DLOCK_PREFIX", |builder, text| {
-        builder.prefix = Some(text.to_owned());
+    ("DLOCK_PREFIX", |settings, text| {
+        settings.prefix = Some(text.to_owned());
         if text.len() > 128 { Err("up to 128 bytes") } else { Ok(()) }
     }),
 ];
 
+impl Settings {
+    /// Sets one thing, unless that is wrong. Where the lease is not known, since it is wrong itself, no bound counts
+    /// that depends on it.
+    fn set(&mut self, set: Setter, text: &str, lease_is_known: bool) -> Result<(), String> {
+        let mut with = if lease_is_known { self.clone() } else { Self::default() };
+        set(&mut with, text).map_err(wrong_value)?;
+        let under = |lease| Options { lease, ..with.options }.check();
+        let checked = match lease_is_known {
+            true => with.options.check(),
+            false => under(MIN_LEASE).or_else(|_| under(MAX_LEASE)),
+        };
+        checked.map_err(|failure| failure.message().to_owned())?;
+        *self = with;
+        Ok(())
+    }
+}
+
+fn wrong_value(wanted: &str) -> String {
+    format!("the value is wrong; use {wanted}")
+}
+
 impl LocksBuilder {
-    /// Takes options from environment variables, over what was set before. Nothing else in dlock's libraries reads the
-    /// environment but `dlock::init`, which calls this; call it after the settings of the program, which are then the
-    /// defaults.
+    /// Takes options from environment variables, over what was set before: call it after the settings of the program,
+    /// which are then the defaults. What is set for one [`Lock`](crate::Lock) or in an attribute counts over both. The
+    /// variables are read once, by this call. Nothing else in dlock's libraries reads the environment but
+    /// `dlock::init`, which takes these for every backend that it connects to, and `DLOCK_<NAME>_LEASE` and so on, in
+    /// place of these, for the backend of `DLOCK_<NAME>_URL`.
     ///
     /// | variable | option | value |
     /// |---|---|---|
@@ -68,7 +101,9 @@ impl LocksBuilder {
     /// | `DLOCK_LABEL` | [`with_label`](Self::with_label) | up to 64 bytes |
     /// | `DLOCK_PREFIX` | [`with_prefix`](Self::with_prefix) | up to 128 bytes |
     ///
-    /// A time is a whole number with one unit: `ms`, `s`, `m` or `h`. A variable that is empty counts as not set.
+    /// A time is a whole number with one unit: `ms`, `s`, `m` or `h`. Blanks around a value are left out, and a
+    /// variable that is empty, or blank, counts as not set. Options without a variable are the program's alone: they
+    /// change what its code may rely on.
     ///
     /// ```
     /// # fn main() -> Result<(), dlock_core::Error> {
@@ -81,8 +116,9 @@ impl LocksBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) with the name of the variable, when its value is
-    /// none of these.
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) with the names of all variables whose values are
+    /// none of these, or no UTF-8, and with what they should be. A bound counts with the lease as it is then, set by
+    /// the program or by its variable.
     pub fn from_env(self) -> Result<Self> {
         self.with_variables(PREFIX, |name| match std::env::var(name) {
             Ok(value) => Ok(Some(value)),
@@ -91,9 +127,7 @@ impl LocksBuilder {
         })
     }
 
-    /// Takes options from variables that `get` reads, for `dlock::init`. Where one that begins with `own` is set, such
-    /// as `DLOCK_ORDERS_LEASE` for `DLOCK_ORDERS_`, it counts in place of the one of all locks. What `get` reads is an
-    /// error with what the value should have been, `None` when it is not set, and counts as not set when it is empty.
+    /// Takes options from variables as [`take_variables`](Self::take_variables) does.
     ///
     /// # Errors
     ///
@@ -104,30 +138,45 @@ impl LocksBuilder {
         own: &str,
         get: impl Fn(&str) -> Result<Option<String>, &'static str>,
     ) -> Result<Self> {
-        let backend = self.backend.name();
-        for (name, set) in VARIABLES {
-            let (own, of_all) = (name.replacen(PREFIX, own, 1), name.to_owned());
+        let wrong = self.take_variables(own, get);
+        if wrong.is_empty() {
+            return Ok(self);
+        }
+        let failure = Failure::invalid_config(wrong.join("; "));
+        Err(Error::new(Operation::Configure, failure).on(self.backend.name()))
+    }
+
+    /// Takes options from variables that `get` reads, for `dlock::init`, and returns what is wrong, with the name of
+    /// each variable. Where one that begins with `own` is set, such as `DLOCK_ORDERS_LEASE` for `DLOCK_ORDERS_`, it
+    /// counts in place of the one of all locks. What `get` reads is an error with what the value should have been,
+    /// `None` when it is not set, and counts as not set when it is empty.
+    #[doc(hidden)]
+    pub fn take_variables(
+        &mut self,
+        own: &str,
+        get: impl Fn(&str) -> Result<Option<String>, &'static str>,
+    ) -> Vec<String> {
+        let (label, prefix) = (self.label.take(), self.prefix.take());
+        let mut settings = Settings { options: self.options, label, prefix };
+        let (mut wrong, mut lease_is_known) = (Vec::new(), true);
+        for (of_all, set) in VARIABLES {
+            let own = of_all.replacen(PREFIX, own, 1);
             let of_own = get(&own);
             let is_set =
                 !matches!(&of_own, Ok(None)) && !matches!(&of_own, Ok(Some(text)) if text.trim().is_empty());
-            let (name, value) = if is_set { (own, of_own) } else { (of_all, get(name)) };
-            let refuse = |what: String| {
-                let failure = Failure::invalid_config(format!("the environment variable {name}: {what}"));
-                Err(Error::new(Operation::Configure, failure).on(backend))
-            };
-            let set = match value {
-                Ok(Some(text)) if !text.trim().is_empty() => set(&mut self, text.trim()),
+            let (name, value) = if is_set { (own, of_own) } else { (of_all.to_owned(), get(of_all)) };
+            let taken = match value {
+                Ok(Some(text)) if !text.trim().is_empty() => settings.set(set, text.trim(), lease_is_known),
                 Ok(_) => continue,
-                Err(wanted) => Err(wanted),
+                Err(wanted) => Err(wrong_value(wanted)),
             };
-            if let Err(wanted) = set {
-                return refuse(format!("the value is wrong; use {wanted}"));
-            }
-            if let Err(failure) = self.options.check() {
-                return refuse(failure.message().to_owned());
+            if let Err(what) = taken {
+                lease_is_known &= of_all != LEASE;
+                wrong.push(format!("the environment variable {name}: {what}"));
             }
         }
-        Ok(self)
+        Settings { options: self.options, label: self.label, prefix: self.prefix } = settings;
+        wrong
     }
 }
 
@@ -220,5 +269,35 @@ mod tests {
         let error =
             Locks::builder(Memory::new()).with_variables(PREFIX, |_| Err("UTF-8")).map(drop).unwrap_err();
         assert!(error.to_string().contains("DLOCK_LEASE") && error.to_string().contains("UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn all_bad_values_are_in_one_error_and_no_good_one_is_for_its_neighbour() {
+        let error = from(&[
+            ("DLOCK_LEASE", "60"),
+            // Right under the lease that was meant, and wrong under the program's.
+            ("DLOCK_REQUEST_TIMEOUT", "20s"),
+            ("DLOCK_MAX_HOLD", "5s"),
+            ("DLOCK_WAIT", "never"),
+            ("DLOCK_RECHECKS", "11"),
+            ("DLOCK_LABEL", "orders"),
+        ]);
+        let error = error.map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        let text = error.to_string();
+        for (name, is_wrong) in [
+            ("DLOCK_LEASE", true),
+            ("DLOCK_WAIT", true),
+            ("DLOCK_RECHECKS", true),
+            ("DLOCK_REQUEST_TIMEOUT", false),
+            ("DLOCK_MAX_HOLD", false),
+            ("DLOCK_LABEL", false),
+        ] {
+            assert_eq!(text.contains(name), is_wrong, "{name}: {text}");
+        }
+        // What no lease allows is wrong whatever the lease is.
+        let text =
+            from(&[("DLOCK_LEASE", "60"), ("DLOCK_MAX_HOLD", "721h")]).map(drop).unwrap_err().to_string();
+        assert!(text.contains("DLOCK_LEASE") && text.contains("DLOCK_MAX_HOLD"), "{text}");
     }
 }
