@@ -331,13 +331,7 @@ fn on_each(holders: &[(usize, Holder)], holder: &Holder, nodes: usize) -> usize 
 
 /// Those of `holders` that are the same as `holder`.
 fn same<'a>(holders: &'a [(usize, Holder)], holder: &'a Holder) -> impl Iterator<Item = &'a (usize, Holder)> {
-    holders.iter().filter(move |(_, other)| is_same_holder(other, holder))
-}
-
-/// Whether nothing tells one from the other. When it was taken differs from node to node.
-pub(super) fn is_same_holder(one: &Holder, other: &Holder) -> bool {
-    let who = |of: &Holder| (of.host.clone(), of.pid, of.label.clone(), of.mode);
-    who(one) == who(other)
+    holders.iter().filter(move |(_, other)| other.is_of_same_holder(holder))
 }
 
 #[cfg(test)]
