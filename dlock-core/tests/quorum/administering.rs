@@ -162,3 +162,21 @@ async fn a_node_that_is_slow_is_waited_for_by_who_looks_whom_to_release() {
     let held: Vec<_> = nodes.iter().map(Memory::held).collect();
     assert_eq!(held, [0, 0, 0]);
 }
+
+/// Also where one node may take longer to answer than the whole.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_hangs_keeps_no_operator_from_seeing_and_releasing_what_the_others_hold() {
+    let nodes = nodes(3);
+    let ours = process(&nodes);
+    let quorum = durable(&nodes).with_node_timeout(Duration::from_secs(5)).build().unwrap();
+    let theirs = Locks::builder(quorum).with_lease(Duration::from_secs(6)).build().unwrap();
+    let _stuck = take(&ours).await;
+    nodes[2].faults().set_hanging(true);
+    let seen = theirs.occupancy(KEY).await.unwrap().holders;
+    assert_eq!(seen.len(), 1);
+    assert_eq!(theirs.force_release_of(KEY, &seen).await.unwrap(), Forced::Released);
+    assert!(!theirs.force_release(KEY).await.unwrap(), "one node is no majority");
+    nodes[1].faults().set_hanging(true);
+    assert_eq!(votes(&theirs.inspect(KEY).await.unwrap_err()).took_part, 1);
+    assert_eq!(votes(&theirs.occupancy(KEY).await.unwrap_err()).took_part, 1);
+}

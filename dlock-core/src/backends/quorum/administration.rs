@@ -26,7 +26,7 @@ impl QuorumShared {
         if self.capabilities.shared {
             return Ok(self.all_who_hold(key, false).await?.holders.into_iter().next());
         }
-        let mut round = Round::new(self.node_timeout, &Host::default());
+        let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().inspect(&key).await });
@@ -49,7 +49,7 @@ impl QuorumShared {
     }
 
     async fn all_who_hold(&self, key: &Key, on_every_node: bool) -> Result<Occupancy, Failure> {
-        let mut round = Round::new(self.node_timeout, &Host::default());
+        let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().occupancy(&key).await });
@@ -179,7 +179,7 @@ impl QuorumShared {
 
     /// Frees it on all nodes that answer, which are a majority; whether somebody can have held it.
     pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
-        let mut round = Round::new(self.node_timeout, &Host::default());
+        let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().force_release(&key).await });
@@ -197,7 +197,7 @@ impl QuorumShared {
 
     /// Frees it on all nodes that answer, which are a majority, and where each finds nobody but those whom it named.
     pub(super) async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        let mut round = Round::new(self.node_timeout, &Host::default());
+        let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let named = seen.iter().flat_map(|holder| holder.of_nodes.0.iter());
             let named: Vec<Holder> =
