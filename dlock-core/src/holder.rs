@@ -80,9 +80,9 @@ impl Holder {
     /// that is held in another way since. Sections to which a process passes its lock on by itself are one hold.
     ///
     /// The same process has to be stored, with the same [fence](Self::fence), which tells its grants apart. On a quorum
-    /// the fences of its nodes do, which are not shown: two holders are the same where most of the nodes that named both
-    /// say so. What has no fence, such as a holder of another library, is the same where all is that is stored: of two
-    /// holds of one thread, Redisson stores nothing that tells them apart.
+    /// the fences of its nodes do, which are not shown: two holders are the same where most of the nodes that named
+    /// both say so. What has no fence, such as a holder of another library, is the same where all is that is stored: of
+    /// two holds of one thread, Redisson stores nothing that tells them apart.
     #[must_use]
     pub fn is_same_hold(&self, other: &Self) -> bool {
         let (one, other) = (self.stored(), other.stored());

@@ -426,8 +426,8 @@ impl QuorumShared {
         self.limit_of(request.request_timeout)
     }
 
-    /// How long one node may take to answer the question that is asked here, so that there is an answer before the engine
-    /// gives up.
+    /// How long one node may take to answer the question that is asked here: so long that there is an answer before the
+    /// engine gives up.
     fn question_limit(&self) -> Duration {
         question_limit().map_or(self.node_timeout, |limit| self.limit_of(limit))
     }
