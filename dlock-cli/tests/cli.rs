@@ -379,6 +379,35 @@ fn a_lock_that_changed_hands_while_it_was_asked_for_is_left_alone_also_where_the
     }
 }
 
+/// All of them would lose it.
+#[test]
+fn a_lock_that_another_reader_joined_or_that_was_released_while_it_was_asked_for_is_not_taken_from_anybody() {
+    let store = Store::new();
+    let read = || {
+        let mut running = store.run("page", &["--read"], "echo ready; read end; true").start();
+        running.says("ready");
+        running
+    };
+    let mut first = read();
+    let mut release = store.dlock(["release", "--force", "page"]).start();
+    assert!(release.asks().contains("page is held by"));
+    let mut second = read();
+    release.answer("y\n");
+    let left = release.wait();
+    assert_eq!(left.code, 75, "{}{}", left.out, left.err);
+    assert!(left.err.contains(&format!("process {}", second.pid())), "{}", left.err);
+    assert!(left.err.contains("nothing was released"), "{}", left.err);
+    let mut release = store.dlock(["--json", "release", "--force", "page"]).start();
+    assert!(release.asks().contains("page is held by"));
+    for reader in [&mut first, &mut second] {
+        reader.finish();
+    }
+    assert_eq!((first.wait().code, second.wait().code), (0, 0), "neither lost it");
+    release.answer("y\n");
+    let left = release.wait();
+    assert_eq!((left.code, &left.json()["released"]), (0, &false.into()), "{}", left.err);
+}
+
 #[test]
 fn a_release_of_one_grant_leaves_a_later_one_alone() {
     let store = Store::new();

@@ -67,3 +67,25 @@ async fn a_term_is_taken_away_after_a_yes_and_a_lock_is_left_alone() {
     assert_eq!(lock.code, 75, "{}", lock.err);
     guard.check().unwrap();
 }
+
+/// Also where the same process leads again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_term_that_began_while_the_operator_was_asked_is_left_alone() {
+    let store = Store::new();
+    let (locks, term) = lead(&store).await;
+    let mut resign = store.dlock(["leader", "resign", "billing"]).start();
+    assert!(resign.asks().contains("billing is led by"));
+    term.resign().await.unwrap();
+    let next = locks.election("billing").campaign().next().await.unwrap();
+    resign.answer("y\n");
+    let left = resign.wait();
+    assert_eq!(left.code, 75, "{}{}", left.out, left.err);
+    assert!(left.err.contains("another term, by now; nothing was changed"), "{}", left.err);
+    next.check().unwrap();
+    let mut resign = store.dlock(["--json", "leader", "resign", "billing"]).start();
+    assert!(resign.asks().contains("billing is led by"));
+    next.resign().await.unwrap();
+    resign.answer("y\n");
+    let left = resign.wait();
+    assert_eq!((left.code, &left.json()["resigned"]), (0, &false.into()), "{}", left.err);
+}

@@ -1,5 +1,6 @@
 //! Who holds a lock, as stored with it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
@@ -75,33 +76,54 @@ impl fmt::Debug for OfNodes {
 
 impl Holder {
     /// Returns whether `other` was read of the same grant of the same key, and not of a later one, perhaps of the same
-    /// process. A lock that was released and stays taken is another hold than the one before its release.
+    /// process. A lock that was released and stays taken is another hold than the one before its release, and so is one
+    /// that is held in another way since. Sections to which a process passes its lock on by itself are one hold.
     ///
-    /// The [fence](Self::fence) tells grants apart. On a quorum the fences of its nodes do, which are not shown: two
-    /// holders are the same where any node says so. What has no fence, such as a holder of another library, is the
-    /// same where all is that is stored: of two holds of one thread, Redisson stores nothing that tells them apart.
+    /// The same process has to be stored, with the same [fence](Self::fence), which tells its grants apart. On a quorum
+    /// the fences of its nodes do, which are not shown: two holders are the same where most of the nodes that named
+    /// both say so. What has no fence, such as a holder of another library, is the same where all is that is stored: of
+    /// two holds of one thread, Redisson stores nothing that tells them apart.
     #[must_use]
     pub fn is_same_hold(&self, other: &Self) -> bool {
-        let nodes = |of: &Self| Arc::clone(&of.of_nodes.0);
-        if self.left_behind != other.left_behind {
-            return false;
-        } else if self.fence.is_some() || other.fence.is_some() {
-            return self.fence == other.fence;
-        } else if !nodes(self).is_empty() || !nodes(other).is_empty() {
-            let of_other = nodes(other);
-            let is_there = |(place, one): &(usize, Self)| {
-                of_other.iter().any(|(at, another)| at == place && one.is_same_hold(another))
-            };
-            return nodes(self).iter().any(is_there);
+        let (one, other) = (self.stored(), other.stored());
+        if one.fence.is_some() || !one.of_nodes.0.is_empty() || !other.of_nodes.0.is_empty() {
+            return one.fence == other.fence
+                && one.is_of_same_holder(&other)
+                && one.is_named_by_same_nodes(&other);
         }
-        let stored = |of: &Self| {
-            // What a backend reads itself may still be longer than what was shown.
-            let mut of = Self { expires_in: None, ..of.clone() };
-            of.bound();
-            of
-        };
-        stored(self) == stored(other)
+        one == other
     }
+
+    /// What a store has of it. What a backend reads itself may still be longer than what was shown.
+    fn stored(&self) -> Self {
+        let mut stored = Self { expires_in: None, ..self.clone() };
+        stored.bound();
+        stored
+    }
+
+    /// Whether both are of one process, with one label, in one state. A semaphore may have another number of permits
+    /// since, and when it was taken differs from node to node.
+    pub(crate) fn is_of_same_holder(&self, other: &Self) -> bool {
+        let who = |of: &Self| {
+            let Self { host, pid, label, candidate, left_behind, first_in_line, .. } = of.clone();
+            let mode = (std::mem::discriminant(&of.mode), of.mode.taken());
+            (host, pid, label, candidate, left_behind, first_in_line, mode)
+        };
+        who(self) == who(other)
+    }
+
+    /// Whether most of those nodes of a quorum that named both named the same hold.
+    fn is_named_by_same_nodes(&self, other: &Self) -> bool {
+        let (mut alike, mut unlike) = (BTreeSet::new(), BTreeSet::new());
+        for (place, one) in self.of_nodes.0.iter() {
+            for (_, other) in other.of_nodes.0.iter().filter(|(at, _)| at == place) {
+                if one.is_same_hold(other) { &mut alike } else { &mut unlike }.insert(*place);
+            }
+        }
+        let is_of_nodes = !self.of_nodes.0.is_empty() || !other.of_nodes.0.is_empty();
+        !is_of_nodes || alike.len() > unlike.difference(&alike).count()
+    }
+
     /// Reads what [`Identity::describe`] wrote. Unknown fields are passed over; text of another library gives a
     /// holder without any.
     #[must_use]
@@ -364,5 +386,56 @@ mod tests {
             let holder = Holder::parse(text);
             assert_eq!((holder.host, holder.pid), (None, None), "{text:?}");
         }
+    }
+
+    fn of(fence: u64) -> Holder {
+        let identity = Identity::new("web 1".into(), 7, Some("orders".into()));
+        Holder { fence: Some(Fence::new(fence)), ..identity.to_holder(UNIX_EPOCH) }
+    }
+
+    #[test]
+    fn holds_of_one_fence_are_different_where_another_process_or_another_use_is_stored() {
+        let shown = of(7);
+        let later = Holder { expires_in: Some(Duration::from_secs(1)), ..of(7) };
+        assert!(shown.is_same_hold(&later));
+        let other = || Some("other".to_owned());
+        let others = [
+            of(8),
+            Holder { fence: None, ..of(7) },
+            Holder { host: other(), ..of(7) },
+            Holder { pid: Some(8), ..of(7) },
+            Holder { label: other(), ..of(7) },
+            Holder { candidate: other(), ..of(7) },
+            Holder { mode: Mode::Shared, ..of(7) },
+            Holder { mode: Mode::Permits { of: 3, take: 1 }, ..of(7) },
+            Holder { left_behind: true, ..of(7) },
+            Holder { first_in_line: true, ..of(7) },
+        ];
+        for other in others {
+            assert!(!shown.is_same_hold(&other) && !other.is_same_hold(&shown), "{other:?}");
+        }
+        let permits = |of_all, take| Holder { mode: Mode::Permits { of: of_all, take }, ..of(7) };
+        assert!(permits(3, 1).is_same_hold(&permits(5, 1)), "the semaphore was resized");
+        assert!(!permits(3, 1).is_same_hold(&permits(3, 2)));
+    }
+
+    #[test]
+    fn a_hold_of_a_quorum_is_what_most_of_the_nodes_say_that_were_asked_both_times() {
+        let quorum = |fences: &[(usize, u64)]| Holder {
+            of_nodes: OfNodes(fences.iter().map(|(place, fence)| (*place, of(*fence))).collect()),
+            fence: None,
+            ..of(0)
+        };
+        let shown = quorum(&[(0, 1), (1, 1), (2, 1)]);
+        assert!(shown.is_same_hold(&quorum(&[(1, 1), (2, 1)])));
+        assert!(
+            shown.is_same_hold(&quorum(&[(0, 2), (1, 1), (2, 1)])),
+            "one node lost its vote, and has it again"
+        );
+        assert!(quorum(&[(0, 1), (1, 1)]).is_same_hold(&quorum(&[(1, 1), (2, 1)])));
+        assert!(!shown.is_same_hold(&quorum(&[(0, 2), (1, 2), (2, 1)])), "one node has an old vote");
+        assert!(!quorum(&[(0, 1)]).is_same_hold(&quorum(&[(2, 1)])));
+        let another = Holder { candidate: Some("other".to_owned()), ..shown.clone() };
+        assert!(!shown.is_same_hold(&another));
     }
 }

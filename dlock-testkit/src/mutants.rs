@@ -76,6 +76,8 @@ pub enum Mutation {
     ForcesNothing,
     /// A release by force of those who were seen takes the lock from whoever has it.
     ForcesWhoever,
+    /// A release by force of those who were seen looks who holds the lock, and then takes it from whoever has it.
+    LooksAndForces,
     /// A batch that meets a busy lock keeps those that it took before.
     TearsBatches,
     /// A batch takes its first lock only, and says that it has all.
@@ -102,7 +104,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 38] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -129,6 +131,7 @@ impl Mutation {
         Self::ListsOneHolder,
         Self::ForcesNothing,
         Self::ForcesWhoever,
+        Self::LooksAndForces,
         Self::TearsBatches,
         Self::TakesTheFirstOfABatch,
         Self::ReadersExclude,
@@ -172,6 +175,23 @@ impl<B: Backend> Mutant<B> {
     #[must_use]
     pub fn new(backend: B, mutation: Mutation) -> Self {
         Self { backend, mutation, store: Arc::default() }
+    }
+
+    /// Releases what was seen in two steps, between which it changes hands where somebody is about to do that.
+    async fn look_and_force(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        const LOOKS: usize = 1_000;
+        let looked = self.backend.occupancy(key).await?.holders;
+        if let Some(answer) = Forced::without_release(&looked, seen) {
+            return Ok(answer);
+        }
+        for _ in 0..LOOKS {
+            tokio::task::yield_now().await;
+            let now = self.backend.occupancy(key).await?.holders;
+            if Forced::without_release(&now, seen) == Some(Forced::HeldByOthers) {
+                break;
+            }
+        }
+        Ok(if self.backend.force_release(key).await? { Forced::Released } else { Forced::Free })
     }
 
     fn key(&self, key: &Key) -> Key {
@@ -271,6 +291,7 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
         match self.mutation {
             Mutation::ForcesWhoever if self.backend.force_release(key).await? => Ok(Forced::Released),
             Mutation::ForcesWhoever => Ok(Forced::Free),
+            Mutation::LooksAndForces => self.look_and_force(key, seen).await,
             _ => self.backend.force_release_of(&self.key(key), seen).await,
         }
     }

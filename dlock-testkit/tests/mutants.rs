@@ -78,6 +78,9 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
             "a_release_by_force_of_who_was_seen_leaves_the_next_holder_alone",
             "a_release_by_force_of_who_was_seen_frees_the_lock_once",
         ],
+        Mutation::LooksAndForces => {
+            &["each_release_by_force_of_who_was_seen_takes_the_lock_from_that_one_alone"]
+        }
         Mutation::TearsBatches => &["a_batch_that_finds_a_key_busy_takes_none_of_the_others"],
         Mutation::TakesTheFirstOfABatch => &["every_lock_of_a_batch_is_held_until_its_release"],
         Mutation::ReadersExclude => &["readers_of_all_processes_hold_a_lock_at_the_same_time"],

@@ -35,15 +35,23 @@ pub enum BatchAttempt {
 }
 
 /// What came of taking a lock away from those who were [seen](crate::Locks::occupancy) to hold it.
+///
+/// Whether a hold was seen, says [`Holder::is_same_hold`]: a later grant was not, also where it is of the same process.
+/// Where no answer came it is an error of the kind [`ErrorKind::Unknown`](crate::ErrorKind::Unknown), and the same may
+/// be asked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use]
 pub enum Forced {
-    /// It was taken away from them.
+    /// It was taken away from all who held it, each of whom was seen; of several who were, some may have left before.
+    /// They are not stopped by it, and learn of it at their next renewal. Somebody else may hold the lock by now.
     Released,
-    /// Nobody holds it any more.
+    /// Nobody holds it any more, and nothing was changed: those who were seen released it, or lost it, perhaps to an
+    /// earlier request of this kind whose answer was lost.
     Free,
-    /// Somebody else holds it now, alone or beside them. Nothing was taken away from anybody.
+    /// Somebody holds it now who was not seen, alone or beside those who were, also one that waits and is [first in
+    /// line](Holder::first_in_line). Nobody lost the lock; on a quorum, nodes may have taken back votes that were seen
+    /// and are no majority any more.
     HeldByOthers,
 }
 

@@ -88,6 +88,7 @@ pub use self::signal::Signal;
 pub(crate) use self::signal::SignalSink;
 pub use self::url::UrlParts;
 use crate::clock::Clock;
+pub(crate) use crate::engine::timer::question_limit;
 pub use crate::engine::timer::{by_then, sleep, sleep_until, within};
 use crate::error::Failure;
 pub use crate::guarded::{guard_opening, tell};

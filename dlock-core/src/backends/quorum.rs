@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{
-    Backend, Capabilities, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy, within,
+    Backend, Capabilities, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy, question_limit,
+    within,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
@@ -422,7 +423,17 @@ impl QuorumShared {
 
     /// How long one node may take: so long that a round, and taking it back, come to an end before the engine gives up.
     fn node_limit(&self, request: &ClaimRequest) -> Duration {
-        self.node_timeout.min(request.request_timeout * 2 / 5)
+        self.limit_of(request.request_timeout)
+    }
+
+    /// How long one node may take to answer the question that is asked here: so long that there is an answer before the
+    /// engine gives up.
+    fn question_limit(&self) -> Duration {
+        question_limit().map_or(self.node_timeout, |limit| self.limit_of(limit))
+    }
+
+    fn limit_of(&self, request_timeout: Duration) -> Duration {
+        self.node_timeout.min(request_timeout * 2 / 5)
     }
 
     /// What is asked of one node. Nobody waits in its queue: with places in several queues, all could wait for each

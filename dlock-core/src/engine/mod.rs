@@ -43,7 +43,7 @@ use crate::engine::left::LeftClaims;
 use crate::engine::registry::HoldRegistry;
 use crate::engine::tasks::{Task, Tasks};
 use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
-use crate::engine::timer::{Timers, within};
+use crate::engine::timer::Timers;
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guarded::{guard, with_guarded_wakes};
@@ -185,7 +185,7 @@ impl Engine {
     ) -> Result<T, Failure> {
         self.refuse_in_child()?;
         // Boxed: these are rare, and their futures would be part of the caller's twice.
-        let answer = self.run(Box::pin(within(limit, request))).await?;
+        let answer = self.run(Box::pin(timer::question(limit, request))).await?;
         let answer = answer.unwrap_or(Err(unanswered))?;
         self.registry.contacted(self.clock.now());
         Ok(answer)

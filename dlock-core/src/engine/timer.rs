@@ -150,6 +150,23 @@ pub fn within<T>(limit: Duration, future: impl Future<Output = T>) -> impl Futur
     bounded(move || own(later(Instant::now(), limit)), future)
 }
 
+tokio::task_local! {
+    static QUESTION_LIMIT: Duration;
+}
+
+/// Awaits the answer to a question for so long, as [`within`] does. What is asked may ask [`question_limit`].
+pub(super) fn question<T>(
+    limit: Duration,
+    question: impl Future<Output = T>,
+) -> impl Future<Output = Option<T>> {
+    within(limit, QUESTION_LIMIT.scope(limit, question))
+}
+
+/// How long the answer to the question that is polled here is waited for; `None` where that is not known.
+pub(crate) fn question_limit() -> Option<Duration> {
+    QUESTION_LIMIT.try_with(|limit| *limit).ok()
+}
+
 /// Awaits `future` for as long as `timer` sleeps; `None` when the time is up first. The timer is made when the
 /// future does not resolve at once, which saves two looks at the clock where it does.
 fn bounded<M: FnOnce() -> Sleep, F: Future>(timer: M, future: F) -> Bounded<M, F> {

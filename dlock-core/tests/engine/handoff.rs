@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Guard, Locks, LocksBuilder, ManualClock, Memory, in_current_scope};
+use dlock_core::{ErrorKind, Forced, Guard, Locks, LocksBuilder, ManualClock, Memory, in_current_scope};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -418,4 +418,21 @@ async fn ten_processes_that_want_a_lock_all_the_time_have_it_about_as_often() {
     }
     let fair = shares.iter().sum::<usize>() / PROCESSES;
     assert!(shares.iter().all(|share| (fair / 2..fair * 2).contains(share)), "{shares:?}");
+}
+
+/// To an operator they are one hold.
+#[tokio::test]
+async fn a_process_that_was_seen_to_hold_a_lock_loses_it_to_an_operator_whatever_section_has_it_by_then() {
+    let hot = Hot::new();
+    let (guard, waiters) = hot.hot_guard().await;
+    let seen = hot.locks.occupancy("k").await.unwrap().holders;
+    guard.release().await.unwrap();
+    let mut waiters = waiters.into_iter();
+    let next = waiters.next().unwrap().await.unwrap();
+    assert_eq!(hot.locks.stats().handoffs, 1);
+    let now = hot.locks.occupancy("k").await.unwrap().holders;
+    assert!(seen[0].is_same_hold(&now[0]), "{seen:?} {now:?}");
+    assert_eq!(hot.locks.force_release_of("k", &seen).await.unwrap(), Forced::Released);
+    assert_eq!(hot.memory.held(), 0);
+    drop((next, waiters));
 }

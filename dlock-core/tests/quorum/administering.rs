@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Forced, Locks, ManualClock, Memory, Quorum};
+use dlock_testkit::wire::{Wire, Wired};
 
 use crate::support::{KEY, durable, left_with_nothing, nodes, process, short, take, try_take, votes};
 
@@ -161,4 +162,78 @@ async fn a_node_that_is_slow_is_waited_for_by_who_looks_whom_to_release() {
     assert_eq!(theirs.force_release_of(KEY, &seen).await.unwrap(), Forced::Released);
     let held: Vec<_> = nodes.iter().map(Memory::held).collect();
     assert_eq!(held, [0, 0, 0]);
+}
+
+/// Nodes, one of which is freed when the holder has the one before again.
+struct FreedOneByOne {
+    nodes: Vec<Memory>,
+    wires: [Wire; 3],
+    holder: Locks,
+    operator: Locks,
+}
+
+impl FreedOneByOne {
+    fn new() -> Self {
+        let (nodes, wires) = (nodes(3), <[Wire; 3]>::default());
+        let ways = nodes.iter().zip(&wires).map(|(node, wire)| Wired::new(node.clone(), wire.clone()));
+        let quorum = Quorum::builder(ways).with_durable_nodes().with_node_timeout(Duration::from_secs(5));
+        let operator = Locks::builder(quorum.build().unwrap()).with_lease(Duration::from_secs(300));
+        let operator = operator.with_request_timeout(Duration::from_secs(60)).build().unwrap();
+        Self { holder: short(&nodes, Duration::from_millis(1_500)), nodes, wires, operator }
+    }
+
+    async fn force<T>(&self, force: impl Future<Output = T>) -> T {
+        self.wires[1..].iter().for_each(Wire::hang);
+        let held = async |place: usize, count| {
+            while self.nodes[place].held() != count {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let healing = async {
+            for place in [0, 1] {
+                held(place, 0).await;
+                held(place, 1).await;
+                self.wires[place + 1].mend();
+            }
+        };
+        let both = async { tokio::join!(force, healing).0 };
+        tokio::time::timeout(Duration::from_secs(30), both).await.expect("the holder renews")
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_kept_its_majority_while_nodes_were_freed_is_not_said_to_be_released() {
+    let stage = FreedOneByOne::new();
+    let stuck = take(&stage.holder).await;
+    let seen = stage.operator.occupancy(KEY).await.unwrap().holders;
+    let error = stage.force(stage.operator.force_release_of(KEY, &seen)).await.unwrap_err();
+    stuck.check().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    assert!(error.to_string().contains("look who holds it"), "{error}");
+    let error = stage.force(stage.operator.force_release(KEY)).await.unwrap_err();
+    stuck.check().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let seen = stage.operator.occupancy(KEY).await.unwrap().holders;
+    assert_eq!(stage.operator.force_release_of(KEY, &seen).await.unwrap(), Forced::Released);
+    assert!(stage.operator.inspect(KEY).await.unwrap().is_none());
+    drop(stuck);
+    left_with_nothing(&stage.nodes);
+}
+
+/// Also where one node may take longer to answer than the whole.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_hangs_keeps_no_operator_from_seeing_and_releasing_what_the_others_hold() {
+    let nodes = nodes(3);
+    let ours = process(&nodes);
+    let quorum = durable(&nodes).with_node_timeout(Duration::from_secs(5)).build().unwrap();
+    let theirs = Locks::builder(quorum).with_lease(Duration::from_secs(6)).build().unwrap();
+    let _stuck = take(&ours).await;
+    nodes[2].faults().set_hanging(true);
+    let seen = theirs.occupancy(KEY).await.unwrap().holders;
+    assert_eq!(seen.len(), 1);
+    assert_eq!(theirs.force_release_of(KEY, &seen).await.unwrap(), Forced::Released);
+    assert!(!theirs.force_release(KEY).await.unwrap(), "one node is no majority");
+    nodes[1].faults().set_hanging(true);
+    assert_eq!(votes(&theirs.inspect(KEY).await.unwrap_err()).took_part, 1);
+    assert_eq!(votes(&theirs.occupancy(KEY).await.unwrap_err()).took_part, 1);
 }

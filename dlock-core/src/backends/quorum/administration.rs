@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::marks::is_mark;
 use super::node::Member;
 use super::round::Round;
@@ -24,9 +26,9 @@ impl QuorumShared {
     /// One of those who hold it on a majority.
     pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         if self.capabilities.shared {
-            return Ok(self.all_who_hold(key, false).await?.holders.into_iter().next());
+            return Ok(self.all_who_hold(key, false, |_| true).await?.holders.into_iter().next());
         }
-        let mut round = Round::new(self.node_timeout, &Host::default());
+        let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().inspect(&key).await });
@@ -45,11 +47,17 @@ impl QuorumShared {
     /// All who hold it on a majority. Every node is waited for within its time, so that a release by force of those who
     /// were seen leaves no vote behind.
     pub(super) async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
-        self.all_who_hold(key, true).await
+        self.all_who_hold(key, true, |_| true).await
     }
 
-    async fn all_who_hold(&self, key: &Key, on_every_node: bool) -> Result<Occupancy, Failure> {
-        let mut round = Round::new(self.node_timeout, &Host::default());
+    /// All of those that are `meant` who hold it on a majority.
+    async fn all_who_hold(
+        &self,
+        key: &Key,
+        on_every_node: bool,
+        meant: impl Fn(&Holder) -> bool,
+    ) -> Result<Occupancy, Failure> {
+        let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().occupancy(&key).await });
@@ -57,7 +65,7 @@ impl QuorumShared {
         let mut holders = Vec::new();
         let mut count = AnswerCount::new(self);
         while let Some((place, answer)) = round.next().await {
-            let held = count.add(place, answer).into_iter().flat_map(|found| found.holders);
+            let held = count.add(place, answer).into_iter().flat_map(|found| found.holders).filter(&meant);
             holders.extend(held.map(|holder| (place, holder)));
             if !on_every_node && count.settles(&holders) {
                 break;
@@ -179,7 +187,17 @@ impl QuorumShared {
 
     /// Frees it on all nodes that answer, which are a majority; whether somebody can have held it.
     pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
-        let mut round = Round::new(self.node_timeout, &Host::default());
+        let before = self.all_who_hold(key, false, |_| true).await.map(|before| before.holders).ok();
+        let since = Instant::now();
+        let held = self.force_all(key).await?;
+        if held && self.is_kept(key, before.as_deref(), since).await? {
+            return Err(kept());
+        }
+        Ok(held)
+    }
+
+    async fn force_all(&self, key: &Key) -> Result<bool, Failure> {
+        let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
             round.ask(place, async move { member.backend().force_release(&key).await });
@@ -195,9 +213,39 @@ impl QuorumShared {
         Ok(freed > 0 && freed + count.unheard() >= count.needed)
     }
 
-    /// Frees it on all nodes that answer, which are a majority, and where each finds nobody but those whom it named.
+    /// Frees it where each node finds nobody but those whom it named, and again where its holder has kept it.
     pub(super) async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        let mut round = Round::new(self.node_timeout, &Host::default());
+        let since = Instant::now();
+        let forced = self.force_once(key, seen).await?;
+        if forced != Forced::Released || !self.is_kept(key, Some(seen), since).await? {
+            return Ok(forced);
+        }
+        // Votes that it got since may be those of a later grant, and stay.
+        let _ = self.force_once(key, seen).await.map_err(|failure| kept().with_source(failure))?;
+        if self.is_kept(key, Some(seen), since).await? { Err(kept()) } else { Ok(Forced::Released) }
+    }
+
+    /// Whether one of those who held it when the nodes began to free it, at `since`, has a majority all the same; of
+    /// whom that is not known, whether anybody has. While one node frees it after the other, a holder that still has a
+    /// majority asks for the votes that it misses, at its renewals. When there was no time for one, whoever holds it
+    /// was granted it anew.
+    async fn is_kept(&self, key: &Key, before: Option<&[Holder]>, since: Instant) -> Result<bool, Failure> {
+        let left = |holder: &Holder| holder.of_nodes.0.iter().map(|(_, of)| of.expires_in).max().flatten();
+        let can_renew = |holder: &&Holder| left(holder).is_none_or(|left| since.elapsed() >= left / 4);
+        let before = before.map(|before| before.iter().filter(can_renew).collect::<Vec<_>>());
+        if before.as_ref().is_some_and(Vec::is_empty) {
+            return Ok(false);
+        }
+        let is_meant = |now: &Holder| {
+            before.as_ref().is_none_or(|before| before.iter().any(|of| of.is_of_same_holder(now)))
+        };
+        let now = self.all_who_hold(key, false, is_meant).await;
+        now.map(|now| !now.holders.is_empty()).map_err(|failure| kept().with_source(failure))
+    }
+
+    /// Frees it on all nodes that answer, which are a majority, and where each finds nobody but those whom it named.
+    async fn force_once(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+        let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let named = seen.iter().flat_map(|holder| holder.of_nodes.0.iter());
             let named: Vec<Holder> =
@@ -229,6 +277,14 @@ impl QuorumShared {
             return Err(too_few_forced(freed, count, &round));
         })
     }
+}
+
+/// The holder may still hold it after a release by force.
+fn kept() -> Failure {
+    Failure::unknown(
+        "nodes have freed it, and its holder may have a majority again: it renewed its votes meanwhile, or was granted \
+         it anew; look who holds it, and do it again",
+    )
 }
 
 /// Too few nodes confirmed a release by force, of which `freed` did.
@@ -331,13 +387,7 @@ fn on_each(holders: &[(usize, Holder)], holder: &Holder, nodes: usize) -> usize 
 
 /// Those of `holders` that are the same as `holder`.
 fn same<'a>(holders: &'a [(usize, Holder)], holder: &'a Holder) -> impl Iterator<Item = &'a (usize, Holder)> {
-    holders.iter().filter(move |(_, other)| is_same_holder(other, holder))
-}
-
-/// Whether nothing tells one from the other. When it was taken differs from node to node.
-pub(super) fn is_same_holder(one: &Holder, other: &Holder) -> bool {
-    let who = |of: &Holder| (of.host.clone(), of.pid, of.label.clone(), of.mode);
-    who(one) == who(other)
+    holders.iter().filter(move |(_, other)| other.is_of_same_holder(holder))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::administration::{LISTING, is_same_holder};
+use super::administration::LISTING;
 use super::marks::{MARKING, NodeMemory, NodeSetup, RESERVED, is_mark, named_settings};
 use super::node::Member;
 use super::round::Round;
@@ -285,7 +285,7 @@ impl<'a> Vouching<'a> {
             let node = &self.nodes[*place];
             for (key, holder) in held {
                 let of_key = locks.entry(key).or_default();
-                let known = of_key.iter().position(|lock| is_same_holder(&lock.holder, holder));
+                let known = of_key.iter().position(|lock| lock.holder.is_of_same_holder(holder));
                 let at = known.unwrap_or_else(|| {
                     let (key, holder) = (key.clone(), Holder { fence: None, ..holder.clone() });
                     of_key.push(LockOnNodes { key, holder, nodes: Vec::new(), nodes_before: Vec::new() });

@@ -184,7 +184,8 @@ impl Locks {
     /// The server compares in the step that frees the key. Where a session keeps it, which has to be ended for that,
     /// it is looked at directly before, and in the moment between the two the session may release the lock and take it
     /// anew; nobody else's is taken away. A quorum compares on each node: one that had not answered when it was looked
-    /// at goes on with its vote until the holder learns of the loss.
+    /// at goes on with its vote until the holder learns of the loss. Where its nodes are so slow that the holder renews
+    /// meanwhile, it may keep a majority; that is [`ErrorKind::Unknown`](crate::ErrorKind::Unknown).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {

@@ -1,9 +1,10 @@
 //! What administrators ask and do.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Forced, Holder};
+use dlock_core::{ErrorKind, Forced, Guard, Holder};
 
 use super::cases;
 use super::sharing::read;
@@ -244,43 +245,45 @@ async fn a_release_by_force_of_who_was_seen_leaves_the_next_holder_alone(stage: 
 
 /// Also where it changes hands in the moment of the release: it is the server that compares.
 async fn each_release_by_force_of_who_was_seen_takes_the_lock_from_that_one_alone(stage: Stage) {
-    const FORCED: usize = 5;
-    const AT_MOST: usize = 2_000;
+    const ROUNDS: usize = 50;
     let (ours, operator, key) = (stage.process().await, stage.process().await, stage.key());
     let lock = ours.locks.lock(&key);
-    let holding = tokio::spawn(async move {
-        let mut lost = Vec::new();
-        while lost.len() < FORCED {
-            let guard = lock.acquire().await.expect("it is granted");
-            let fence = guard.fence();
-            match guard.release().await {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::NotHeld => lost.push(fence),
-                Err(error) => panic!("{error}"),
+    for _ in 0..ROUNDS {
+        let guard = ours.take_soon(&key).await;
+        let (fence, seen) = (guard.fence(), seen(&operator, &key).await);
+        let answered = AtomicBool::new(false);
+        let force = async {
+            let answer = operator.locks.force_release_of(&key, &seen).await.expect("it can be asked");
+            answered.store(true, Ordering::SeqCst);
+            answer
+        };
+        // From one hold to the next until there is an answer, and so once at the least.
+        let pass_on = async {
+            let was_lost = is_lost(guard).await;
+            loop {
+                let next = lock.acquire().await.expect("it is granted");
+                let is_last = answered.load(Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                assert!(!is_lost(next).await, "one was released that was not seen");
+                if is_last {
+                    return was_lost;
+                }
             }
-        }
-        lost
-    });
-    let mut forced = Vec::new();
-    for _ in 0..AT_MOST {
-        let seen = seen(&operator, &key).await;
-        let answer = operator.locks.force_release_of(&key, &seen).await.expect("it can be asked");
-        if answer == Forced::Released {
-            forced.push(seen[0].fence);
-        }
-        if holding.is_finished() {
-            break;
+        };
+        let (answer, was_lost) = tokio::join!(force, pass_on);
+        // Of a quorum some nodes may be released by force, and the others by the holder.
+        if fence.is_some() {
+            assert_eq!(answer == Forced::Released, was_lost, "{answer:?}");
         }
     }
-    if !holding.is_finished() {
-        // Where requests hardly ever meet, nothing was to be seen.
-        holding.abort();
-        return;
-    }
-    let lost = holding.await.expect("it did not panic");
-    // A quorum has no fences, and does not tell which it was.
-    if lost.iter().all(Option::is_some) {
-        assert!(lost.iter().all(|lost| forced.contains(lost)), "{lost:?} were lost, and {forced:?} released");
+}
+
+/// Whether it was taken away, by what its release says.
+async fn is_lost(guard: Guard) -> bool {
+    match guard.release().await {
+        Ok(()) => false,
+        Err(error) if matches!(error.kind(), ErrorKind::NotHeld | ErrorKind::Lost) => true,
+        Err(error) => panic!("{error}"),
     }
 }
 
