@@ -28,8 +28,8 @@ use crate::handles::options::{MAX_LEASE, MIN_LEASE};
 use crate::handles::requirement::{Requirement, check};
 use crate::telemetry::Spanned;
 
-/// Hands `holds` over, all or none, and returns a baton for each. The keys stay taken for `at_most`, by default each for
-/// its lease.
+/// Hands `holds` over, all or none, and returns a baton for each. The keys stay taken for `at_most`, by default for the
+/// lease of each.
 pub(crate) async fn hand_over(holds: &[Arc<Hold>], at_most: Option<Duration>) -> Result<Vec<Baton>, Error> {
     let leaving = HandingOver::begin(holds, at_most)?.into_iter().map(HandingOver::leave_in_span);
     // The caller has the batons once all keys are left; until then what was left is retracted when this is dropped.

@@ -95,7 +95,7 @@ impl Guard {
     ///   [`with_rechecks(0)`](Lock::with_rechecks) says otherwise.
     ///
     /// One request. The lock must be held alone and not be `fair`; a lock that a session keeps cannot leave it, and a
-    /// quorum has no tokens of its own: see [`Requirement::HandOver`].
+    /// quorum has no tokens of its own: see [`Requirement::HandOver`](crate::Requirement::HandOver).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -155,7 +155,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// Those of [`BatchGuard::hand_over_all`]; [`ErrorKind::Unsupported`] as well for a body that runs without the lock.
+    /// Those of [`BatchGuard::hand_over_all`], and [`ErrorKind::Unsupported`] for a body that runs without the lock.
     ///
     /// # Cancel safety
     ///
@@ -275,8 +275,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// Those of [`take_over`](Self::take_over), for the first lock that cannot be had. Those that were taken over before
-    /// it are released then: their batons are used up.
+    /// Those of [`take_over`](Self::take_over), for the first lock that cannot be had. The locks that were taken over
+    /// before it are released then: their batons are used up.
     ///
     /// # Cancel safety
     ///
