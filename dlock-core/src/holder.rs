@@ -102,11 +102,11 @@ impl Holder {
     }
 
     /// Whether both are of one process, with one label, in one state. A semaphore may have another number of permits
-    /// since, and when it was taken differs from node to node.
+    /// since, a writer may have become a reader, and when it was taken differs from node to node.
     pub(crate) fn is_of_same_holder(&self, other: &Self) -> bool {
         let who = |of: &Self| {
             let Self { host, pid, label, candidate, left_behind, first_in_line, .. } = of.clone();
-            let mode = (std::mem::discriminant(&of.mode), of.mode.taken());
+            let mode = (matches!(of.mode, Mode::Permits { .. }), of.mode.taken());
             (host, pid, label, candidate, left_behind, first_in_line, mode)
         };
         who(self) == who(other)
@@ -406,7 +406,6 @@ mod tests {
             Holder { pid: Some(8), ..of(7) },
             Holder { label: other(), ..of(7) },
             Holder { candidate: other(), ..of(7) },
-            Holder { mode: Mode::Shared, ..of(7) },
             Holder { mode: Mode::Permits { of: 3, take: 1 }, ..of(7) },
             Holder { left_behind: true, ..of(7) },
             Holder { first_in_line: true, ..of(7) },
@@ -416,6 +415,7 @@ mod tests {
         }
         let permits = |of_all, take| Holder { mode: Mode::Permits { of: of_all, take }, ..of(7) };
         assert!(permits(3, 1).is_same_hold(&permits(5, 1)), "the semaphore was resized");
+        assert!(shown.is_same_hold(&Holder { mode: Mode::Shared, ..of(7) }), "it was downgraded");
         assert!(!permits(3, 1).is_same_hold(&permits(3, 2)));
     }
 

@@ -25,6 +25,7 @@ cases! {
     a_hand_over_that_is_not_answered_is_made_again: Carrying, Easy;
     a_hand_over_in_an_outage_goes_on_when_that_is_over: Carrying, Easy;
     a_hand_over_in_an_outage_that_outlasts_the_lease_fails_and_leaves_the_lock_free: Carrying, Timed;
+    a_key_that_is_left_already_is_left_for_no_longer: Carrying, Easy;
     a_hand_over_that_is_dropped_midway_frees_the_lock: Carrying, Easy;
     a_dropped_hand_over_of_a_key_that_stays_taken_leaves_it_taken: Carrying, Easy;
     a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton: Carrying, Easy;
@@ -54,6 +55,7 @@ pub const CARRYING: &[&str] = &[
     "a_hand_over_that_is_not_answered_is_made_again",
     "a_hand_over_in_an_outage_goes_on_when_that_is_over",
     "a_hand_over_in_an_outage_that_outlasts_the_lease_fails_and_leaves_the_lock_free",
+    "a_key_that_is_left_already_is_left_for_no_longer",
     "a_hand_over_that_is_dropped_midway_frees_the_lock",
     "a_dropped_hand_over_of_a_key_that_stays_taken_leaves_it_taken",
     "a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton",
@@ -268,6 +270,23 @@ async fn a_hand_over_in_an_outage_that_outlasts_the_lease_fails_and_leaves_the_l
     let next = theirs.take_soon(&key).await;
     assert_later(&next, &guard);
     give_back(next).await;
+}
+
+/// A request that arrives late lengthens nothing, and one for a short time retracts.
+async fn a_key_that_is_left_already_is_left_for_no_longer(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let guard = ours.take(&key).await;
+    ours.leave(&key, &[LONG * 60, LONG, LONG * 60]).await;
+    let holder = theirs.locks.inspect(&key).await.expect("it can be asked").expect("it stays taken");
+    let left = holder.expires_in.filter(|_| holder.left_behind);
+    assert!(left.is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");
+    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
+    drop(guard);
+
+    let guard = ours.take_soon(&key).await;
+    ours.leave(&key, &[LONG * 60, Duration::from_millis(1)]).await;
+    give_back(theirs.take_soon(&key).await).await;
+    drop(guard);
 }
 
 /// Polls `future` once and drops it.

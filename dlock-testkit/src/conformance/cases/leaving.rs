@@ -18,7 +18,6 @@ cases! {
     a_release_after_that_time_is_an_ordinary_one: Leaving, Timed;
     a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time: Leaving, Easy;
     a_nested_release_leaves_nothing_before_the_outer_one: Leaving, Easy;
-    a_key_that_is_left_already_is_left_for_no_longer: Leaving, Easy;
     readers_and_absurd_times_are_refused_with_what_to_do: Leaving, Easy;
 }
 
@@ -34,7 +33,6 @@ pub const LEAVING: &[&str] = &[
     "a_release_after_that_time_is_an_ordinary_one",
     "a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time",
     "a_nested_release_leaves_nothing_before_the_outer_one",
-    "a_key_that_is_left_already_is_left_for_no_longer",
     "readers_and_absurd_times_are_refused_with_what_to_do",
     "a_job_runs_once_in_its_window_in_all_processes_together",
     "a_job_runs_again_when_its_window_is_over",
@@ -210,22 +208,6 @@ async fn a_nested_release_leaves_nothing_before_the_outer_one(stage: Stage) {
     assert!(!lock.run(body).await.expect("it is free"));
     left_behind(&theirs, &key).await;
     assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
-}
-
-/// A request that arrives late lengthens nothing, and one for a short time retracts.
-async fn a_key_that_is_left_already_is_left_for_no_longer(stage: Stage) {
-    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
-    let guard = ours.take(&key).await;
-    ours.leave(&key, &[LONG * 60, LONG, LONG * 60]).await;
-    let holder = left_behind(&theirs, &key).await;
-    assert!(holder.expires_in.is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");
-    assert!(theirs.locks.force_release(&key).await.expect("it can be freed"));
-    drop(guard);
-
-    let guard = ours.take_soon(&key).await;
-    ours.leave(&key, &[LONG * 60, Duration::from_millis(1)]).await;
-    give_back(theirs.take_soon(&key).await).await;
-    drop(guard);
 }
 
 /// Before anything is sent.
