@@ -1,10 +1,12 @@
 //! What has to be so in every run, whatever happens in it.
 
+mod batons;
 mod claims;
 mod idle;
 mod jobs;
 mod modes;
 
+pub(crate) use batons::Handing;
 pub(crate) use jobs::{Ended, Jobs};
 pub(crate) use modes::judge_belief;
 
@@ -34,6 +36,8 @@ pub(crate) struct Op {
     pub(crate) wait: Option<u64>,
     /// How many locks it is for.
     pub(crate) size: u64,
+    /// Whether it brings a baton.
+    takes_over: bool,
     started: u64,
     paused: u64,
     busy_at: Option<u64>,
@@ -102,6 +106,7 @@ pub(crate) struct Judge {
     up_since: u64,
     pub(crate) jobs: Jobs,
     holders: modes::Holders,
+    batons: batons::Batons,
     pub(crate) summary: Summary,
 }
 
@@ -140,6 +145,12 @@ pub struct Summary {
     pub downgrades: u64,
     /// Waiters in order that got their turn, in runs in which nothing failed.
     pub turns: u64,
+    /// Batons that their givers got.
+    pub given: u64,
+    /// Those that were taken over.
+    pub taken_over: u64,
+    /// Requests to leave a lock that was left already.
+    pub retracted: u64,
 }
 
 impl Summary {
@@ -161,6 +172,9 @@ impl Summary {
         self.terms += other.terms;
         self.downgrades += other.downgrades;
         self.turns += other.turns;
+        self.given += other.given;
+        self.taken_over += other.taken_over;
+        self.retracted += other.retracted;
     }
 }
 
@@ -176,7 +190,7 @@ impl World {
     /// A call that acquires begins.
     pub(crate) fn begin(&mut self, op: NewOp) -> OpId {
         let paused = self.processes[op.process].paused();
-        let NewOp { process, engine, key, in_line, wait, size } = op;
+        let NewOp { process, engine, key, in_line, wait, size, takes_over } = op;
         let id = self.judge.ops.len();
         let changes = self.state(key).changes;
         let op = Op {
@@ -186,6 +200,7 @@ impl World {
             in_line,
             wait,
             size,
+            takes_over,
             started: now(),
             paused,
             busy_at: None,
@@ -312,6 +327,8 @@ impl World {
             ErrorKind::Unknown | ErrorKind::Unavailable | ErrorKind::Lost | ErrorKind::Suspect => {
                 !self.plan.healthy
             }
+            // Of what somebody else took over before, or nobody in time.
+            ErrorKind::NotHeld => self.judge.ops[id].takes_over,
             ErrorKind::QuorumNotReached => self.plan.majority.is_some() && !self.plan.healthy,
             _ => false,
         };
@@ -320,7 +337,7 @@ impl World {
         }
     }
 
-    fn is_closing(&self, process: usize, engine: usize) -> bool {
+    pub(crate) fn is_closing(&self, process: usize, engine: usize) -> bool {
         self.judge.closing.iter().any(|(p, e, _)| (*p, *e) == (process, engine))
     }
 
@@ -364,6 +381,7 @@ impl World {
                 state.grants.insert(fence, granted.clone());
             }
         }
+        self.note_left(&changes.left);
         self.judge.jobs.note(&changes.granted, &changes.ran_out, time);
         for &key in &changes.freed {
             let state = self.state(key);
@@ -374,10 +392,18 @@ impl World {
 
     /// The views of others to be asked whether they believe to hold what was just granted.
     pub(crate) fn probes(&self, changes: &Changes) -> Vec<(u64, usize, u64, Held)> {
-        if !self.plan.probes {
-            return Vec::new();
-        }
         let mut probes = Vec::new();
+        for (key, entry) in self.givers(changes) {
+            let givers = self.judge.views.iter().filter(|(_, process, of, fence, _)| {
+                *of == key && entry.has(*fence) && self.processes[*process].alive
+            });
+            probes.extend(
+                givers.map(|(view, process, _, _, held)| (*view, *process, entry.fence, held.clone())),
+            );
+        }
+        if !self.plan.probes {
+            return probes;
+        }
         for (key, entry) in &changes.granted {
             let others = self.judge.views.iter().filter(|(_, process, of, fence, _)| {
                 of == key
@@ -559,8 +585,8 @@ impl World {
 
     /// What has to be so at the very end.
     pub(crate) fn judge_end(&mut self) {
-        let mut entries = self.store.entries.iter().filter(|(key, _)| self.is_of_a_lock(**key));
-        if let Some((key, entry)) = entries.find(|(key, entry)| entry.expires > self.clock_of(**key)) {
+        let mut entries = self.store.entries.iter();
+        if let Some((key, entry)) = entries.find(|(key, entry)| self.is_left_over(**key, entry)) {
             let (name, claim) = (self.keys[*key].clone(), entry.claim);
             self.violate(format!("{name} is left behind, held by c{claim}"));
         }
@@ -589,4 +615,5 @@ pub(crate) struct NewOp {
     pub(crate) in_line: bool,
     pub(crate) wait: Option<u64>,
     pub(crate) size: u64,
+    pub(crate) takes_over: bool,
 }

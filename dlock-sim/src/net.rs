@@ -159,7 +159,8 @@ impl World {
             }
         };
         tell!(self, None, "r{request} arrives: {answer:?}");
-        if let (Command::Attempt(all), Answer::Busy(..)) = (&command, &answer) {
+        self.judge_take_over(&command, &answer, time);
+        if let (Command::Attempt(all), Answer::Busy(..) | Answer::Left(..)) = (&command, &answer) {
             self.found_part(request, all);
         }
         // An administrator takes one of several locks whose holder does not know yet that it has them.

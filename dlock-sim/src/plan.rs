@@ -69,6 +69,8 @@ pub(crate) struct Plan {
     pub(crate) modes: bool,
     /// A quorum of several stores keeps the locks.
     pub(crate) majority: Option<Majority>,
+    /// Locks are also handed over and taken over.
+    pub(crate) batons: bool,
 }
 
 /// What is decided of a quorum. Times are in milliseconds.
@@ -177,6 +179,7 @@ impl Plan {
             firings: None,
             modes: false,
             majority: None,
+            batons: false,
         };
         plan.forgetful = r.u32(..3) == 0;
         plan.handoff = r.u32(..4) > 0;
@@ -219,6 +222,25 @@ impl Plan {
         plan.drift = (0..=plan.processes).map(|_| r.i64(-4_900..=4_900)).collect();
         (plan.tasks, plan.operations) = (r.usize(2..=4), r.usize(2..=6));
         (plan.losses, plan.forced, plan.forgetful) = (0, 0, false);
+        plan
+    }
+
+    /// The setting of a run with batons.
+    pub(crate) fn of_batons(seed: u64) -> Self {
+        let mut plan = Self::new(seed);
+        let mut rng = Rng::with_seed(seed ^ 0x6261_746f);
+        let r = &mut rng;
+        (plan.batons, plan.sessions, plan.hot, plan.straggling) = (true, false, false, false);
+        plan.processes = r.usize(1..=3);
+        plan.drift = (0..=plan.processes).map(|_| r.i64(-4_900..=4_900)).collect();
+        (plan.tasks, plan.operations, plan.keys) = (r.usize(1..=3), r.usize(2..=6), r.usize(1..=3));
+        plan.lease = [60, 100, 300, 1_000, 3_000][r.usize(..5)];
+        plan.delay = plan.delay.min(plan.lease / 40);
+        plan.request_timeout = r.u64(plan.lease / 8..=plan.lease / 2);
+        let late = if r.u32(..4) == 0 { 3 * plan.lease } else { plan.request_timeout };
+        plan.late = late.max(plan.delay + 1);
+        plan.quiet_at = plan.lease * r.u64(2..=12);
+        plan.twin = r.u32(..8) == 0;
         plan
     }
 
