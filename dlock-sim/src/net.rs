@@ -172,6 +172,12 @@ impl World {
         {
             self.tasks.after(1, Event::Force(key));
         }
+        if let Command::Leave(..) = &command
+            && self.chance(self.plan.rate_cut)
+        {
+            let millis = self.rng.u64(1..=self.plan.lease * 4);
+            self.tasks.after(0, Event::Cut(process, millis));
+        }
         self.note(&changes);
         self.notify(&changes);
         if answered && request > 0 {

@@ -71,6 +71,8 @@ pub(crate) struct Plan {
     pub(crate) majority: Option<Majority>,
     /// Locks are also handed over and taken over.
     pub(crate) batons: bool,
+    /// Of the requests that leave a lock, whose sender is then cut off and does not hear of it for long.
+    pub(crate) rate_cut: u32,
 }
 
 /// What is decided of a quorum. Times are in milliseconds.
@@ -180,6 +182,7 @@ impl Plan {
             modes: false,
             majority: None,
             batons: false,
+            rate_cut: 0,
         };
         plan.forgetful = r.u32(..3) == 0;
         plan.handoff = r.u32(..4) > 0;
@@ -241,6 +244,7 @@ impl Plan {
         plan.late = late.max(plan.delay + 1);
         plan.quiet_at = plan.lease * r.u64(2..=12);
         plan.twin = r.u32(..8) == 0;
+        plan.rate_cut = if plan.healthy || r.bool() { 0 } else { r.u32(20..=300) };
         plan
     }
 

@@ -87,10 +87,11 @@ impl Worker {
     /// Hands over all that is held, unless it is dropped in the middle of that.
     async fn hand_over(&mut self, held: &Held) {
         let (process, lease) = (self.process, world(|w| w.plan.lease));
-        let at_most = match self.rng.u32(..3) {
-            0 => None,
-            1 => Some(self.rng.u64(50..=lease)),
-            _ => Some(self.rng.u64(lease..=lease * 30)),
+        let at_most = match self.rng.u32(..16) {
+            0..=4 => None,
+            5..=8 => Some(self.rng.u64(50..=lease)),
+            9..=13 => Some(self.rng.u64(lease..=lease * 4)),
+            _ => Some(self.rng.u64(lease * 10..=lease * 20 + 10_000)),
         };
         let (mut views, mut handings) = (Vec::new(), Vec::new());
         world(|w| {
