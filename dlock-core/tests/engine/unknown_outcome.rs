@@ -1,11 +1,14 @@
 //! What the engine does when it is not known whether a request took effect.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::lifecycle::On;
 use crate::owners::poll_once;
 use crate::script::{Answer, Call, Scripted};
 use dlock_core::backend::{Capabilities, Validity};
 use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Memory, Wait};
+use tokio::time::{Instant, sleep, timeout};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -263,4 +266,24 @@ async fn a_grant_that_is_worth_nothing_is_withdrawn_and_never_asked_for_again_un
     withdrawals.sort_unstable_by_key(|token| *token == other);
     assert_eq!(withdrawals, [asked, other], "what is held is not withdrawn");
     guard.check().unwrap();
+}
+
+/// The lease of the giver says nothing of it: the key is left for the time of the baton.
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_that_took_effect_unheard_is_retracted_after_an_outage_that_outlasts_the_lease() {
+    let start = Instant::now();
+    let clock = Clock::simulated(move || u64::try_from(start.elapsed().as_nanos()).unwrap());
+    let memory = Memory::with_clock(clock);
+    let on = Arc::new(On(tokio::runtime::Handle::current()));
+    let locks = Locks::builder(memory.clone()).with_keeper_on(on).build().unwrap();
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let second = Duration::from_secs(1);
+    memory.faults().set_delay(second);
+    let handing = guard.hand_over().for_at_most(second * 3_600).into_future();
+    timeout(second * 3 / 4, handing).await.unwrap_err();
+    memory.faults().set_unavailable(true);
+    sleep(LEASE * 4).await;
+    assert_eq!(memory.held(), 1, "it was left");
+    memory.faults().set_unavailable(false);
+    drop(locks.lock("k").with_wait(second * 10).acquire().await.unwrap());
 }
