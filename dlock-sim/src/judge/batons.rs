@@ -26,6 +26,8 @@ pub(crate) struct Batons {
 struct LeftLock {
     key: usize,
     process: usize,
+    /// The first of its fences.
+    fence: u64,
     /// By the store's clock.
     until: u64,
     /// Of the key, when it was left.
@@ -83,14 +85,13 @@ impl World {
             return self.violate(format!("{baton:?} is not the one of {name} with fence {fence}"));
         }
         // What takes a lock from its holder takes it from its baton too.
-        if self.state(key).epoch != epoch {
-            return;
-        }
-        let time = self.clock(None);
-        let entry = self.store.entries.get(&key).filter(|entry| entry.left && entry.has(fence));
+        let is_taken_away = self.state(key).epoch != epoch;
+        let (time, claim) = (self.clock(None), self.claim_of(key, fence));
+        let entry = self.store.entries.get(&key).filter(|entry| entry.left && entry.claim == claim);
         let left = entry.and_then(|entry| self.judge.batons.left.get_mut(&entry.token));
         match left {
-            Some(left) if left.until >= handing.least => left.given = true,
+            Some(left) if is_taken_away || left.until >= handing.least => left.given = true,
+            _ if is_taken_away => {}
             Some(_) => self.violate(format!("{name} was left for less than was said")),
             None if time >= handing.least => {}
             None => self.violate(format!("p{} has a baton of {name}, which was not left", handing.process)),
@@ -126,9 +127,17 @@ impl World {
             let before = self.judge.batons.left.get(&entry.token).filter(|left| left.epoch == epoch);
             match before {
                 None => {
-                    let (process, until) = (entry.process, entry.expires);
-                    let left = LeftLock { key, process, until, epoch, given: false, taken_by: None };
+                    let (process, fence, until) = (entry.process, entry.fence, entry.expires);
+                    let (given, taken_by) = (false, None);
+                    let left = LeftLock { key, process, fence, until, epoch, given, taken_by };
                     self.judge.batons.left.insert(entry.token, left);
+                }
+                // An attempt that came late took the lock again under the token of its claim, and a request to leave it
+                // that came even later left it.
+                Some(left) if entry.fence != left.fence && self.plan.late > self.plan.lease / 2 => {
+                    if let Some(left) = self.judge.batons.left.get_mut(&entry.token) {
+                        (left.fence, left.until, left.taken_by) = (entry.fence, entry.expires, None);
+                    }
                 }
                 Some(left) if entry.expires > left.until => {
                     self.violate(format!("{name}, which was left, is left for longer"));
