@@ -53,6 +53,7 @@ impl World {
         match &command {
             Command::Attempt(all) => {
                 self.asks_for(process, all);
+                self.brings_baton(process, all);
                 self.attempted(all[0].claim);
             }
             Command::Renew(one) => self.renews(one.claim),

@@ -8,7 +8,7 @@ use fastrand::Rng;
 
 use super::MS;
 use crate::exec::now;
-use crate::lease::{Answer, Changes, Command, Entry};
+use crate::lease::{Answer, Changes, Command, Entry, One};
 use crate::world::{World, tell};
 
 /// What is known of the batons of a run.
@@ -152,6 +152,17 @@ impl World {
                     }
                 }
             }
+        }
+    }
+
+    /// The process asks for locks: with its baton where it has one, and not after that was refused.
+    pub(crate) fn brings_baton(&mut self, process: usize, all: &[One]) {
+        let [one, ..] = all else { return };
+        let Some(op) = self.judge.claims.get(&one.claim) else { return };
+        let op = &self.judge.ops[*op];
+        if op.takes_over && (one.takes_over.is_none() || op.busy_at.is_some()) {
+            let what = if op.busy_at.is_some() { "after its baton was refused" } else { "without its baton" };
+            self.violate(format!("p{process} asks for {} {what}", self.keys[one.key]));
         }
     }
 
