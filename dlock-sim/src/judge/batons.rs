@@ -188,8 +188,8 @@ impl World {
             (_, None) if left.given && time < left.until => {
                 Some(format!("c{} could not take {name} over in time", one.claim))
             }
-            // In time as well, and by a call that gets what it has itself as an answer.
-            (_, Some(by)) if self.is_of_one_call(by, one.claim) => {
+            // A call hears of what it has taken over itself.
+            (_, Some(by)) if by != one.claim && self.is_of_one_call(by, one.claim) => {
                 let stands = self.store.entries.get(&one.key);
                 let is_there = stands.is_some_and(|entry| entry.claim == by && entry.expires > time);
                 is_there
