@@ -17,6 +17,8 @@ pub(crate) struct Plan {
     pub(crate) lease: u64,
     pub(crate) request_timeout: u64,
     pub(crate) rechecks: u32,
+    /// Whether that is said to the engine, which else asks for as long as it is of use.
+    pub(crate) bounds_rechecks: bool,
     pub(crate) notified: bool,
     pub(crate) poll_from: u64,
     pub(crate) poll_to: u64,
@@ -145,6 +147,7 @@ impl Plan {
             lease,
             request_timeout,
             rechecks: r.u32(0..=2),
+            bounds_rechecks: true,
             notified,
             poll_from: r.u64(2..=10),
             poll_to: if notified { r.u64(100..=1_000) } else { r.u64(20..=250) },
@@ -244,6 +247,7 @@ impl Plan {
         plan.late = late.max(plan.delay + 1);
         plan.quiet_at = plan.lease * r.u64(2..=12);
         plan.twin = r.u32(..8) == 0;
+        plan.bounds_rechecks = r.bool();
         plan.rate_cut = if plan.healthy || r.bool() { 0 } else { r.u32(20..=300) };
         plan
     }

@@ -146,12 +146,12 @@ async fn direct(plan: Plan) {
             let builder = builder
                 .with_lease(Duration::from_millis(plan.lease))
                 .with_request_timeout(Duration::from_millis(plan.request_timeout))
-                .with_rechecks(plan.rechecks)
                 .with_handoff(plan.handoff)
                 .with_handoff_limit(plan.handoff_limit)
                 .with_handoff_time(Duration::from_millis(plan.handoff_time))
                 .with_seed(rng.u64(..))
                 .with_keeper_on(Arc::new(KeeperOf(process)));
+            let builder = if plan.bounds_rechecks { builder.with_rechecks(plan.rechecks) } else { builder };
             match builder.build() {
                 Ok(locks) => engines.push((process, engine, locks)),
                 Err(error) => return violate(error.to_string()),
