@@ -328,7 +328,7 @@ impl World {
                 !self.plan.healthy
             }
             // Of what somebody else took over before, or nobody in time.
-            ErrorKind::NotHeld => self.judge.ops[id].takes_over,
+            ErrorKind::NotHeld => self.judge.ops[id].takes_over && !self.took_over(id),
             ErrorKind::QuorumNotReached => self.plan.majority.is_some() && !self.plan.healthy,
             _ => false,
         };

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use dlock_core::{Baton, Token};
 use fastrand::Rng;
 
-use super::MS;
+use super::{MS, OpId};
 use crate::exec::now;
 use crate::lease::{Answer, Changes, Command, Entry, One};
 use crate::world::{World, tell};
@@ -200,6 +200,16 @@ impl World {
         wrong.into_iter().for_each(|wrong| self.violate(wrong));
     }
 
+    /// Whether a call for one lock took it over, whatever it was told.
+    pub(super) fn took_over(&self, id: OpId) -> bool {
+        let mut all = self.judge.batons.left.values();
+        let is_own = |claim: u64| self.judge.claims.get(&claim) == Some(&id);
+        self.judge.ops[id].size == 1
+            && all.any(|left| {
+                left.epoch == self.judge.keys[left.key].epoch && left.taken_by.is_some_and(is_own)
+            })
+    }
+
     fn is_of_one_call(&self, claim: u64, other: u64) -> bool {
         let call = |claim: u64| self.judge.claims.get(&claim);
         call(claim).is_some() && call(claim) == call(other)
@@ -210,10 +220,12 @@ impl World {
         changes.left.iter().filter(|_| self.plan.batons).map(|(key, entry)| (*key, entry))
     }
 
-    /// Whether a lock is left over at the end: not one that is on its way, nor one whose giver was killed.
+    /// Whether a lock is left over at the end: not one that is on its way, nor one whose giver was killed, or that was
+    /// left and came back from an old copy.
     pub(crate) fn is_left_over(&self, key: usize, entry: &Entry) -> bool {
         let left = self.judge.batons.left.get(&entry.token);
-        let is_on_its_way = left.is_some_and(|left| left.given || !self.processes[left.process].alive);
+        let is_on_its_way =
+            left.is_some_and(|left| left.given || entry.restored || !self.processes[left.process].alive);
         entry.expires > self.clock_of(key) && self.is_of_a_lock(key) && !is_on_its_way
     }
 
