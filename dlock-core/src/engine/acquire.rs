@@ -22,13 +22,12 @@ use tokio::time::Instant;
 use crate::backend::request_clock::UNSENT;
 use crate::backend::{Backoff, Grant};
 use crate::clock::Timestamp;
-use crate::engine::acquire::attempt::{AttemptOutcome, gone, request};
+use crate::engine::acquire::attempt::{AttemptOutcome, gone, not_there, request, used_up};
 pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::limits::{
     NotificationPace, is_over, pause_after, pause_until, timed_out_unpolled, within,
 };
 use crate::engine::acquire::listen::listen;
-use crate::engine::acquire::taking_over::{not_there, used_up};
 use crate::engine::bounds::{RequestBounds, Unanswered};
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::{Condition, Hold};

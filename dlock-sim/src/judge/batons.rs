@@ -200,7 +200,7 @@ impl World {
         wrong.into_iter().for_each(|wrong| self.violate(wrong));
     }
 
-    /// Whether a call for one lock took it over, whatever it was told.
+    /// Whether a call for one lock took it over, whatever it says itself.
     pub(super) fn took_over(&self, id: OpId) -> bool {
         let mut all = self.judge.batons.left.values();
         let is_own = |claim: u64| self.judge.claims.get(&claim) == Some(&id);

@@ -6,6 +6,7 @@ use crate::backend::{Attempt, BatchAttempt, Busy, Grant};
 use crate::engine::Engine;
 use crate::engine::pending::Pending;
 use crate::error::{ErrorKind, Failure};
+use crate::holder::Holder;
 
 /// How one attempt went.
 pub(super) enum AttemptOutcome {
@@ -34,6 +35,33 @@ impl AttemptOutcome {
 
 pub(super) fn gone() -> Failure {
     Failure::new(ErrorKind::Closed, "the claim is gone")
+}
+
+/// Says that what was handed over is not there to be taken.
+pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
+    let why = match holder {
+        Some(holder) if holder.left_behind => {
+            "the key is kept for another baton, or stays taken after a release: this baton was taken over before, or is \
+             one of another server, table or prefix"
+        }
+        Some(_) => {
+            "somebody else has the lock: the baton was taken over before, or its time is over, or it is one of another \
+             server, table or prefix"
+        }
+        None => {
+            "nobody has the lock: the baton was taken over before and the lock released, or its time is over, or it is \
+             one of another server, table or prefix"
+        }
+    };
+    Failure::new(ErrorKind::NotHeld, why)
+}
+
+/// Says that the baton may have been used up by a request whose answer came too late, or not at all.
+pub(super) fn used_up() -> Failure {
+    Failure::unknown(
+        "a request took the lock over, or may have, and its answer came when its lease had ended: what is left of it is \
+         released, and the baton is of no use any more",
+    )
 }
 
 /// The one request that differs between one lock and many.
