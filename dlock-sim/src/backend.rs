@@ -37,8 +37,9 @@ impl Leases {
             false => basic.with_polling(from, to),
         };
         // Not where the runs are to stay what they are.
-        let leaves = world(|w| w.plan.firings.is_some());
-        let capabilities = if leaves { capabilities.with_leaving() } else { capabilities };
+        let (leaves, hands_over) = world(|w| (w.plan.firings.is_some(), w.plan.batons));
+        let capabilities = if leaves || hands_over { capabilities.with_leaving() } else { capabilities };
+        let capabilities = if hands_over { capabilities.with_handing_over() } else { capabilities };
         let capabilities = match world(|w| w.plan.modes) {
             true => capabilities.with_sharing().with_downgrading().with_permits().with_fairness_on_request(),
             false => capabilities,
@@ -117,6 +118,7 @@ impl Backend for Leases {
                 waits: request.waits,
                 mode: request.mode,
                 fair: request.fair,
+                takes_over: request.takes_over,
                 request: w.plan.twin.then(|| Box::new(request)),
             }
         });
@@ -142,6 +144,7 @@ impl Backend for Leases {
                 Ok(BatchAttempt::Granted(grants.collect()))
             }
             Answer::Busy(place, left) => Ok(BatchAttempt::Busy { place, busy: busy(left) }),
+            Answer::Left(place, left) => Ok(BatchAttempt::Busy { place, busy: busy_with_left(left) }),
             other => Err(absurd(&other)),
         }
     }
@@ -168,6 +171,14 @@ fn answer(answer: Result<Answer, Trouble>) -> Result<Answer, Failure> {
 fn busy(left: u64) -> Busy {
     let mut busy = Busy::default();
     busy.retry_after = Some(Duration::from_nanos(left));
+    busy
+}
+
+fn busy_with_left(left: u64) -> Busy {
+    let mut holder = Holder::default();
+    holder.left_behind = true;
+    let mut busy = busy(left);
+    busy.holder = Some(Box::new(holder));
     busy
 }
 
@@ -248,12 +259,9 @@ impl Claim for LeaseClaim {
                 });
                 Ok(Attempt::Busy(busy(left)))
             }
-            Answer::Left(left) => {
-                let mut holder = Holder::default();
-                holder.left_behind = true;
-                let mut busy = busy(left);
-                busy.holder = Some(Box::new(holder));
-                Ok(Attempt::Busy(busy))
+            Answer::Left(_, left) => {
+                world(|w| w.found_busy(self.one.claim));
+                Ok(Attempt::Busy(busy_with_left(left)))
             }
             other => Err(absurd(&other)),
         }

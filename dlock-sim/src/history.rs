@@ -87,6 +87,7 @@ impl Simulated {
             mode: Mode::Exclusive,
             fair: false,
             waits: claimed.waits,
+            takes_over: None,
             request: None,
         };
         let sessions = self.sessions.as_ref();
@@ -99,7 +100,7 @@ impl Simulated {
         let answer = self.store.carry_out(from, &command(one), self.time).ok().and_then(|(answer, _)| answer);
         match answer {
             Some(Answer::Granted(fences)) => Said::Granted(fences[0].0),
-            Some(Answer::Busy(..) | Answer::Left(_)) => Said::Busy,
+            Some(Answer::Busy(..) | Answer::Left(..)) => Said::Busy,
             Some(Answer::Extended) => Said::Extended,
             Some(Answer::Removed(removed)) => Said::Removed(removed),
             Some(Answer::Awaited) => Said::Removed(true),

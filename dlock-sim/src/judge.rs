@@ -1,12 +1,16 @@
 //! What has to be so in every run, whatever happens in it.
 
+mod batons;
 mod claims;
 mod idle;
 mod jobs;
 mod modes;
+mod summary;
 
+pub(crate) use batons::Handing;
 pub(crate) use jobs::{Ended, Jobs};
 pub(crate) use modes::judge_belief;
+pub use summary::Summary;
 
 use std::time::Duration;
 
@@ -34,6 +38,8 @@ pub(crate) struct Op {
     pub(crate) wait: Option<u64>,
     /// How many locks it is for.
     pub(crate) size: u64,
+    /// Whether it brings a baton.
+    takes_over: bool,
     started: u64,
     paused: u64,
     busy_at: Option<u64>,
@@ -102,66 +108,8 @@ pub(crate) struct Judge {
     up_since: u64,
     pub(crate) jobs: Jobs,
     holders: modes::Holders,
+    batons: batons::Batons,
     pub(crate) summary: Summary,
-}
-
-/// What happened in a run, or in many.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Summary {
-    /// Grants of the store.
-    pub grants: u64,
-    /// Locks that were passed on inside a process, in runs whose locks were there at the end.
-    pub handoffs: u64,
-    /// Attempts that found a lock busy.
-    pub busy: u64,
-    /// Holds that were lost.
-    pub lost: u64,
-    /// Steps of holders who believed to hold their lock.
-    pub beliefs: u64,
-    /// Writes that the resource rejected for their fence.
-    pub rejected: u64,
-    /// Processes killed or paused, connections cut, restarts and losses of the store, releases by force.
-    pub faults: u64,
-    /// Firings of jobs, each in several processes.
-    pub firings: u64,
-    /// Runs of jobs that began.
-    pub began: u64,
-    /// Those that succeeded.
-    pub succeeded: u64,
-    /// Those whose process was killed.
-    pub killed: u64,
-    /// Those that began since another one had failed, was killed or had lost its lock.
-    pub again: u64,
-    /// Processes that skipped a job.
-    pub skipped: u64,
-    /// Terms of leaders.
-    pub terms: u64,
-    /// Writers that became readers.
-    pub downgrades: u64,
-    /// Waiters in order that got their turn, in runs in which nothing failed.
-    pub turns: u64,
-}
-
-impl Summary {
-    /// Adds another one to this.
-    pub fn add(&mut self, other: &Self) {
-        self.grants += other.grants;
-        self.handoffs += other.handoffs;
-        self.busy += other.busy;
-        self.lost += other.lost;
-        self.beliefs += other.beliefs;
-        self.rejected += other.rejected;
-        self.faults += other.faults;
-        self.firings += other.firings;
-        self.began += other.began;
-        self.succeeded += other.succeeded;
-        self.killed += other.killed;
-        self.again += other.again;
-        self.skipped += other.skipped;
-        self.terms += other.terms;
-        self.downgrades += other.downgrades;
-        self.turns += other.turns;
-    }
 }
 
 impl World {
@@ -176,7 +124,7 @@ impl World {
     /// A call that acquires begins.
     pub(crate) fn begin(&mut self, op: NewOp) -> OpId {
         let paused = self.processes[op.process].paused();
-        let NewOp { process, engine, key, in_line, wait, size } = op;
+        let NewOp { process, engine, key, in_line, wait, size, takes_over } = op;
         let id = self.judge.ops.len();
         let changes = self.state(key).changes;
         let op = Op {
@@ -186,6 +134,7 @@ impl World {
             in_line,
             wait,
             size,
+            takes_over,
             started: now(),
             paused,
             busy_at: None,
@@ -312,6 +261,8 @@ impl World {
             ErrorKind::Unknown | ErrorKind::Unavailable | ErrorKind::Lost | ErrorKind::Suspect => {
                 !self.plan.healthy
             }
+            // Of what somebody else took over before, or nobody in time.
+            ErrorKind::NotHeld => self.judge.ops[id].takes_over && !self.took_over(id),
             ErrorKind::QuorumNotReached => self.plan.majority.is_some() && !self.plan.healthy,
             _ => false,
         };
@@ -320,7 +271,7 @@ impl World {
         }
     }
 
-    fn is_closing(&self, process: usize, engine: usize) -> bool {
+    pub(crate) fn is_closing(&self, process: usize, engine: usize) -> bool {
         self.judge.closing.iter().any(|(p, e, _)| (*p, *e) == (process, engine))
     }
 
@@ -364,6 +315,7 @@ impl World {
                 state.grants.insert(fence, granted.clone());
             }
         }
+        self.note_left(&changes.left);
         self.judge.jobs.note(&changes.granted, &changes.ran_out, time);
         for &key in &changes.freed {
             let state = self.state(key);
@@ -374,10 +326,18 @@ impl World {
 
     /// The views of others to be asked whether they believe to hold what was just granted.
     pub(crate) fn probes(&self, changes: &Changes) -> Vec<(u64, usize, u64, Held)> {
-        if !self.plan.probes {
-            return Vec::new();
-        }
         let mut probes = Vec::new();
+        for (key, entry) in self.givers(changes) {
+            let givers = self.judge.views.iter().filter(|(_, process, of, fence, _)| {
+                *of == key && entry.has(*fence) && self.processes[*process].alive
+            });
+            probes.extend(
+                givers.map(|(view, process, _, _, held)| (*view, *process, entry.fence, held.clone())),
+            );
+        }
+        if !self.plan.probes {
+            return probes;
+        }
         for (key, entry) in &changes.granted {
             let others = self.judge.views.iter().filter(|(_, process, of, fence, _)| {
                 of == key
@@ -559,8 +519,8 @@ impl World {
 
     /// What has to be so at the very end.
     pub(crate) fn judge_end(&mut self) {
-        let mut entries = self.store.entries.iter().filter(|(key, _)| self.is_of_a_lock(**key));
-        if let Some((key, entry)) = entries.find(|(key, entry)| entry.expires > self.clock_of(**key)) {
+        let mut entries = self.store.entries.iter();
+        if let Some((key, entry)) = entries.find(|(key, entry)| self.is_left_over(**key, entry)) {
             let (name, claim) = (self.keys[*key].clone(), entry.claim);
             self.violate(format!("{name} is left behind, held by c{claim}"));
         }
@@ -589,4 +549,5 @@ pub(crate) struct NewOp {
     pub(crate) in_line: bool,
     pub(crate) wait: Option<u64>,
     pub(crate) size: u64,
+    pub(crate) takes_over: bool,
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Backend, Claim, ClaimRequest, Mode, Renewed};
 use dlock_core::{Clock, Memory, Token};
@@ -28,6 +29,8 @@ pub(crate) struct One {
     pub(crate) mode: Mode,
     /// Whether it is to be kept in line.
     pub(crate) fair: bool,
+    /// The token under which the lock was left that it takes over.
+    pub(crate) takes_over: Option<Token>,
     /// What the engine asked for, for the twin.
     pub(crate) request: Option<Box<ClaimRequest>>,
 }
@@ -63,8 +66,8 @@ pub(crate) enum Answer {
     Granted(Vec<(u64, u32)>),
     /// Which one is in the way, and what is left of its lease in nanoseconds.
     Busy(usize, u64),
-    /// What is in the way was left behind, and is there for so many nanoseconds.
-    Left(u64),
+    /// Which one is in the way, that was left behind, and is there for so many nanoseconds.
+    Left(usize, u64),
     Extended,
     Gone,
     Removed(bool),
@@ -109,6 +112,8 @@ pub(crate) struct Changes {
     pub(crate) freed: Vec<usize>,
     /// The fences of locks that ended with their lease.
     pub(crate) ran_out: Vec<u64>,
+    /// Locks that were left, for the first time or once more.
+    pub(crate) left: Vec<(usize, Entry)>,
     /// Who is to be told: key and process.
     pub(crate) tell: Vec<(usize, usize)>,
 }
@@ -189,8 +194,11 @@ impl Store {
                     if entry.expires > time
                         && (entry.token == one.token || entry.token == one.token.left_behind()) =>
                 {
+                    // What is left already is left for no longer.
+                    let most = if entry.left { entry.expires } else { u64::MAX };
                     entry.token = one.token.left_behind();
-                    (entry.expires, entry.left) = (time + taken_for, true);
+                    (entry.expires, entry.left) = (most.min(time + taken_for), true);
+                    changes.left.push((one.key, entry.clone()));
                     self.tell(one.key, &mut changes);
                     let awaited = changes.tell.iter().any(|(_, process)| *process != one.process);
                     if awaited { Answer::Awaited } else { Answer::Removed(true) }
@@ -225,6 +233,11 @@ impl Store {
     }
 
     fn attempt(&mut self, all: &[One], time: u64, changes: &mut Changes) -> Answer {
+        if let [one] = all
+            && let Some(left) = one.takes_over
+        {
+            return self.take_over(one, left, time, changes);
+        }
         let busy = |one: &One| match self.entries.get(&one.key) {
             Some(entry) if entry.token != one.token && entry.expires > time => Some(entry.expires - time),
             _ => None,
@@ -235,43 +248,57 @@ impl Store {
                 self.interest.push(interest);
             }
             return match self.entries.get(&all[place].key) {
-                Some(entry) if entry.left => Answer::Left(left),
+                Some(entry) if entry.left => Answer::Left(place, left),
                 _ => Answer::Busy(place, left),
             };
         }
-        let fences = all.iter().map(|one| {
-            if let Some(entry) = self.entries.get_mut(&one.key)
-                && entry.token == one.token
-                && entry.expires > time
-            {
-                entry.expires = time + one.lease;
-                // How many it had reserved is not known any more.
-                return (entry.fence, 1);
+        Answer::Granted(all.iter().map(|one| self.grant(one, time, changes)).collect())
+    }
+
+    /// Gives what was left under this token to the one that brings it.
+    fn take_over(&mut self, one: &One, left: Token, time: u64, changes: &mut Changes) -> Answer {
+        match self.entries.get(&one.key).filter(|entry| entry.expires > time) {
+            Some(entry) if entry.token == one.token || entry.left && entry.token == left => {
+                Answer::Granted(vec![self.grant(one, time, changes)])
             }
-            // Of the time, so that it grows also when the store forgets.
-            let fence = time.max(self.fence + 1);
-            self.fence = fence + u64::from(one.fences) - 1;
-            let entry = Entry {
-                token: one.token,
-                claim: one.claim,
-                process: one.process,
-                engine: one.engine,
-                fence,
-                fences: one.fences,
-                expires: time + one.lease,
-                restored: false,
-                lease: one.lease,
-                left: false,
-            };
-            if let Some(old) = self.entries.insert(one.key, entry.clone())
-                && !old.left
-            {
-                changes.ran_out.push(old.fence);
-            }
-            changes.granted.push((one.key, entry));
-            (fence, one.fences)
-        });
-        Answer::Granted(fences.collect())
+            Some(entry) if entry.left => Answer::Left(0, entry.expires - time),
+            Some(entry) => Answer::Busy(0, entry.expires - time),
+            None => Answer::Busy(0, 0),
+        }
+    }
+
+    /// Gives the lock, which nobody else has. Returns its first fence, and how many there are.
+    fn grant(&mut self, one: &One, time: u64, changes: &mut Changes) -> (u64, u32) {
+        if let Some(entry) = self.entries.get_mut(&one.key)
+            && entry.token == one.token
+            && entry.expires > time
+        {
+            entry.expires = time + one.lease;
+            // How many it had reserved is not known any more.
+            return (entry.fence, 1);
+        }
+        // Of the time, so that it grows also when the store forgets.
+        let fence = time.max(self.fence + 1);
+        self.fence = fence + u64::from(one.fences) - 1;
+        let entry = Entry {
+            token: one.token,
+            claim: one.claim,
+            process: one.process,
+            engine: one.engine,
+            fence,
+            fences: one.fences,
+            expires: time + one.lease,
+            restored: false,
+            lease: one.lease,
+            left: false,
+        };
+        if let Some(old) = self.entries.insert(one.key, entry.clone())
+            && !old.left
+        {
+            changes.ran_out.push(old.fence);
+        }
+        changes.granted.push((one.key, entry));
+        (fence, one.fences)
     }
 
     fn free(&mut self, key: usize, changes: &mut Changes) {
@@ -341,6 +368,16 @@ impl Twin {
         let theirs = match command {
             Command::Attempt(all) => {
                 // One after the other, since the store has no answer in between.
+                if let Answer::Left(place, _) = ours {
+                    return match at_once(self.claim(&all[*place]).attempt()) {
+                        Some(Ok(Attempt::Busy(busy)))
+                            if busy.holder.as_ref().is_some_and(|it| it.left_behind) =>
+                        {
+                            Ok(())
+                        }
+                        other => Err(format!("memory says {other:?} to what is left")),
+                    };
+                }
                 if let Answer::Busy(place, _) = ours {
                     let one = &all[*place];
                     match at_once(self.claim(one).attempt()) {
@@ -369,7 +406,13 @@ impl Twin {
                 Some(Ok(withdrawal)) => Answer::Removed(withdrawal.removed),
                 other => return Err(format!("memory says {other:?} to a withdrawal")),
             },
-            Command::Leave(..) | Command::Inspect(_) | Command::Downgrade(_) => return Ok(()),
+            Command::Leave(one, taken_for) => {
+                match at_once(self.claim(one).leave(Duration::from_nanos(*taken_for))) {
+                    Some(Ok(withdrawal)) => Answer::Removed(withdrawal.removed),
+                    other => return Err(format!("memory says {other:?} to what is to be left")),
+                }
+            }
+            Command::Inspect(_) | Command::Downgrade(_) => return Ok(()),
         };
         let ours = if *ours == Answer::Awaited { &Answer::Removed(true) } else { ours };
         if theirs == *ours { Ok(()) } else { Err(format!("the store says {ours:?}, memory says {theirs:?}")) }

@@ -28,7 +28,7 @@ mod work;
 mod world;
 
 pub use judge::Summary;
-pub use run::{Outcome, current_seed, run, run_jobs, run_modes, run_quorums};
+pub use run::{Outcome, current_seed, run, run_batons, run_jobs, run_modes, run_quorums};
 
 /// Returns the seed of the `n`th run of a series.
 #[must_use]

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dlock_sim::{Outcome, Summary, current_seed, run, run_jobs, run_modes, run_quorums, seed_of};
+use dlock_sim::{Outcome, Summary, current_seed, run, run_batons, run_jobs, run_modes, run_quorums, seed_of};
 
-const USAGE: &str = "usage: dlock-sim [--runs N] [--series HEX | --fresh] [--threads N] [--keep-going] | --seed HEX [--trace], and --jobs for jobs and leaders, or --modes for readers, permits and waiters in order, or --quorums";
+const USAGE: &str = "usage: dlock-sim [--runs N] [--series HEX | --fresh] [--threads N] [--keep-going] | --seed HEX [--trace], and --jobs for jobs and leaders, or --modes for readers, permits and waiters in order, or --quorums, or --batons";
 
 struct Arguments {
     runs: u64,
@@ -43,6 +43,7 @@ fn arguments() -> Result<Arguments, String> {
             "--trace" => all.trace = true,
             "--jobs" => all.run = run_jobs,
             "--modes" => all.run = run_modes,
+            "--batons" => all.run = run_batons,
             "--quorums" => all.run = run_quorums,
             "--keep-going" => all.keep_going = true,
             _ => return Err(USAGE.into()),

@@ -53,6 +53,7 @@ impl World {
         match &command {
             Command::Attempt(all) => {
                 self.asks_for(process, all);
+                self.brings_baton(process, all);
                 self.attempted(all[0].claim);
             }
             Command::Renew(one) => self.renews(one.claim),
@@ -159,7 +160,8 @@ impl World {
             }
         };
         tell!(self, None, "r{request} arrives: {answer:?}");
-        if let (Command::Attempt(all), Answer::Busy(..)) = (&command, &answer) {
+        self.judge_take_over(&command, &answer, time);
+        if let (Command::Attempt(all), Answer::Busy(..) | Answer::Left(..)) = (&command, &answer) {
             self.found_part(request, all);
         }
         // An administrator takes one of several locks whose holder does not know yet that it has them.
@@ -170,6 +172,12 @@ impl World {
             && let Ok(key) = self.keys[all[0].key][1..].parse()
         {
             self.tasks.after(1, Event::Force(key));
+        }
+        if let Command::Leave(..) = &command
+            && self.chance(self.plan.rate_cut)
+        {
+            let millis = self.rng.u64(1..=self.plan.lease * 4);
+            self.tasks.after(0, Event::Cut(process, millis));
         }
         self.note(&changes);
         self.notify(&changes);

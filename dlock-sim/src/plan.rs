@@ -17,6 +17,8 @@ pub(crate) struct Plan {
     pub(crate) lease: u64,
     pub(crate) request_timeout: u64,
     pub(crate) rechecks: u32,
+    /// Whether that is said to the engine, which else asks for as long as it is of use.
+    pub(crate) bounds_rechecks: bool,
     pub(crate) notified: bool,
     pub(crate) poll_from: u64,
     pub(crate) poll_to: u64,
@@ -69,6 +71,10 @@ pub(crate) struct Plan {
     pub(crate) modes: bool,
     /// A quorum of several stores keeps the locks.
     pub(crate) majority: Option<Majority>,
+    /// Locks are also handed over and taken over.
+    pub(crate) batons: bool,
+    /// Of the requests that leave a lock, whose sender is then cut off and does not hear of it for long.
+    pub(crate) rate_cut: u32,
 }
 
 /// What is decided of a quorum. Times are in milliseconds.
@@ -141,6 +147,7 @@ impl Plan {
             lease,
             request_timeout,
             rechecks: r.u32(0..=2),
+            bounds_rechecks: true,
             notified,
             poll_from: r.u64(2..=10),
             poll_to: if notified { r.u64(100..=1_000) } else { r.u64(20..=250) },
@@ -177,6 +184,8 @@ impl Plan {
             firings: None,
             modes: false,
             majority: None,
+            batons: false,
+            rate_cut: 0,
         };
         plan.forgetful = r.u32(..3) == 0;
         plan.handoff = r.u32(..4) > 0;
@@ -219,6 +228,27 @@ impl Plan {
         plan.drift = (0..=plan.processes).map(|_| r.i64(-4_900..=4_900)).collect();
         (plan.tasks, plan.operations) = (r.usize(2..=4), r.usize(2..=6));
         (plan.losses, plan.forced, plan.forgetful) = (0, 0, false);
+        plan
+    }
+
+    /// The setting of a run with batons.
+    pub(crate) fn of_batons(seed: u64) -> Self {
+        let mut plan = Self::new(seed);
+        let mut rng = Rng::with_seed(seed ^ 0x6261_746f);
+        let r = &mut rng;
+        (plan.batons, plan.sessions, plan.hot, plan.straggling) = (true, false, false, false);
+        plan.processes = r.usize(1..=3);
+        plan.drift = (0..=plan.processes).map(|_| r.i64(-4_900..=4_900)).collect();
+        (plan.tasks, plan.operations, plan.keys) = (r.usize(1..=3), r.usize(2..=6), r.usize(1..=3));
+        plan.lease = [60, 100, 300, 1_000, 3_000][r.usize(..5)];
+        plan.delay = plan.delay.min(plan.lease / 40);
+        plan.request_timeout = r.u64(plan.lease / 8..=plan.lease / 2);
+        let late = if r.u32(..4) == 0 { 3 * plan.lease } else { plan.request_timeout };
+        plan.late = late.max(plan.delay + 1);
+        plan.quiet_at = plan.lease * r.u64(2..=12);
+        plan.twin = r.u32(..8) == 0;
+        plan.bounds_rechecks = r.bool();
+        plan.rate_cut = if plan.healthy || r.bool() { 0 } else { r.u32(20..=300) };
         plan
     }
 

@@ -153,6 +153,7 @@ impl Backend for Queue {
                 waits: request.waits,
                 mode: request.mode,
                 fair: request.fair,
+                takes_over: None,
                 request: None,
             }
         });

@@ -62,6 +62,13 @@ pub fn run_quorums(seed: u64, with_story: bool) -> Outcome {
     simulate(plan.clone(), with_story, direct(plan))
 }
 
+/// Carries out the run with batons of a seed.
+#[must_use]
+pub fn run_batons(seed: u64, with_story: bool) -> Outcome {
+    let plan = Plan::of_batons(seed);
+    simulate(plan.clone(), with_story, direct(plan))
+}
+
 /// The run is over.
 pub(crate) fn done() {
     DONE.set(true);
@@ -139,12 +146,12 @@ async fn direct(plan: Plan) {
             let builder = builder
                 .with_lease(Duration::from_millis(plan.lease))
                 .with_request_timeout(Duration::from_millis(plan.request_timeout))
-                .with_rechecks(plan.rechecks)
                 .with_handoff(plan.handoff)
                 .with_handoff_limit(plan.handoff_limit)
                 .with_handoff_time(Duration::from_millis(plan.handoff_time))
                 .with_seed(rng.u64(..))
                 .with_keeper_on(Arc::new(KeeperOf(process)));
+            let builder = if plan.bounds_rechecks { builder.with_rechecks(plan.rechecks) } else { builder };
             match builder.build() {
                 Ok(locks) => engines.push((process, engine, locks)),
                 Err(error) => return violate(error.to_string()),
@@ -181,6 +188,7 @@ async fn direct(plan: Plan) {
         for key in 0..world(|w| w.keys.len()) {
             world(|w| w.judge_idle(key));
         }
+        world(World::judge_retractions);
         for (process, engine, locks) in &engines {
             let stats = locks.stats();
             // What was given up lasts until its lease ends.
@@ -206,7 +214,7 @@ pub(crate) async fn settle(plan: &Plan, rng: &mut Rng, engines: Vec<(usize, usiz
         sleep(1_200 + 20 * plan.delay).await;
         let left = world(|w| {
             let mut all = w.store.entries.iter();
-            let left = all.find(|(key, e)| e.expires > w.clock_of(**key) && w.is_of_a_lock(**key));
+            let left = all.find(|(key, e)| w.is_left_over(**key, e));
             left.map(|(_, e)| e.claim)
         });
         if let Some(claim) = left {
@@ -429,7 +437,9 @@ impl World {
 fn ask_all(probes: Vec<(u64, usize, u64, Held)>) {
     for (_, process, fence, held) in probes {
         if held.is_held() {
-            violate(format!("p{process} believes to hold what was granted anew with fence {fence}"));
+            violate(format!(
+                "p{process} believes to hold what was granted anew, or left, with fence {fence}"
+            ));
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What the tasks of the processes do: lock, wait, nest, batch, cancel, panic.
 
+mod batons;
+
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -79,6 +81,9 @@ impl Worker {
     async fn operate(&mut self) {
         let _at_work = AtWork::new(self.process, self.engine);
         let name = self.key();
+        if world(|w| w.plan.batons) && self.rng.u32(..4) > 0 {
+            return self.carry(&name).await;
+        }
         let what = if self.hot && self.rng.u32(..4) > 0 { 0 } else { self.rng.u32(..16) };
         match what {
             0..=5 => self.guard(&name).await,
@@ -116,7 +121,8 @@ impl Worker {
     fn begin(&self, name: &str, in_line: bool, wait: Option<u64>, size: u64, what: &str) -> Called {
         let op = world(|w| {
             let key = w.key(name);
-            let op = w.begin(NewOp { process: self.process, engine: self.engine, key, in_line, wait, size });
+            let (process, engine) = (self.process, self.engine);
+            let op = w.begin(NewOp { process, engine, key, in_line, wait, size, takes_over: false });
             tell!(w, Some(self.process), "o{op} begins: {what} {name}, wait {wait:?}");
             op
         });
@@ -150,6 +156,9 @@ impl Worker {
     }
 
     async fn leave(&mut self, guard: Guard) {
+        if world(|w| w.plan.batons) && self.rng.u32(..3) == 0 {
+            return self.hand_on(guard).await;
+        }
         match self.rng.u32(..8) {
             0..=1 => drop(guard),
             2 => {

@@ -2,13 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dlock_sim::{Outcome, current_seed, run, run_jobs, run_modes, run_quorums, seed_of};
+use dlock_sim::{Outcome, current_seed, run, run_batons, run_jobs, run_modes, run_quorums, seed_of};
 
 /// An unoptimised build makes one run in the time of ten or more.
 const RUNS: u64 = if cfg!(debug_assertions) { 250 } else { 20_000 };
 
 /// Beside those of other locks.
 const RUNS_OF_MODES: u64 = RUNS / 5;
+
+/// Beside those of other locks.
+const RUNS_OF_BATONS: u64 = RUNS / 4;
 
 /// They last longer than others, and wait for more.
 const RUNS_OF_JOBS: u64 = RUNS / 10;
@@ -38,8 +41,8 @@ fn all_pass(series: u64, runs: u64, run: fn(u64, bool) -> Outcome) {
     });
     if let Some(broken) = broken {
         panic!(
-            "{broken}\nreplay it with `cargo run --release -p dlock-sim -- --seed <its seed> --trace`, and --jobs, --modes or --quorums \
-             for theirs"
+            "{broken}\nreplay it with `cargo run --release -p dlock-sim -- --seed <its seed> --trace`, and --jobs, --modes, \
+             --quorums or --batons for theirs"
         );
     }
 }
@@ -50,6 +53,7 @@ fn no_rule_is_broken_in_a_series_that_is_always_the_same() {
     all_pass(0x646c_6f63_6b00, RUNS_OF_MODES, run_modes);
     all_pass(0x646c_6f63_6b00, RUNS_OF_JOBS, run_jobs);
     all_pass(0x646c_6f63_6b00, RUNS_OF_QUORUMS, run_quorums);
+    all_pass(0x646c_6f63_6b00, RUNS_OF_BATONS, run_batons);
 }
 
 /// The gate names the series by the commit that it tests: each commit has seeds of its own, and the same ones each
@@ -58,9 +62,13 @@ fn no_rule_is_broken_in_a_series_that_is_always_the_same() {
 fn no_rule_is_broken_in_the_series_of_the_commit() {
     let series = std::env::var("DLOCK_SERIES").unwrap_or_else(|_| "636f6d6d6974".to_owned());
     let series = u64::from_str_radix(&series, 16).expect("DLOCK_SERIES is a hexadecimal number");
-    for (run, of) in
-        [(run as fn(u64, bool) -> Outcome, 3), (run_modes, 15), (run_jobs, 30), (run_quorums, 12)]
-    {
+    for (run, of) in [
+        (run as fn(u64, bool) -> Outcome, 3),
+        (run_modes, 15),
+        (run_jobs, 30),
+        (run_quorums, 12),
+        (run_batons, 12),
+    ] {
         all_pass(series, RUNS / of, run);
     }
 }
@@ -79,6 +87,7 @@ fn the_same_seed_is_the_same_story_byte_for_byte() {
         assert!(!first.story.is_empty());
         assert_eq!(current_seed(), seed);
         assert_eq!(run_quorums(seed, true).story, run_quorums(seed, true).story);
+        assert_eq!(run_batons(seed, true).story, run_batons(seed, true).story);
     }
 }
 
@@ -98,5 +107,8 @@ fn the_runs_are_full_of_trouble() {
     let mut modes = dlock_sim::Summary::default();
     (0..80).for_each(|n| modes.add(&run_modes(seed_of(9, n), false).summary));
     assert!(modes.beliefs > 400 && modes.downgrades > 8 && modes.turns > 8, "{modes:?}");
+    let mut batons = dlock_sim::Summary::default();
+    (0..80).for_each(|n| batons.add(&run_batons(seed_of(9, n), false).summary));
+    assert!(batons.given > 80 && batons.taken_over > 40 && batons.retracted > 8, "{batons:?}");
     assert!(jobs.killed > 0 && jobs.again > 3, "{jobs:?}");
 }

@@ -13,6 +13,7 @@ pub(crate) fn simulations() -> Vec<Step> {
         ("quorums", Some("--quorums")),
         ("readers, permits and queues", Some("--modes")),
         ("jobs and leaders", Some("--jobs")),
+        ("batons", Some("--batons")),
     ] {
         for (which, series) in
             [("the series that is always the same", None), ("a new series", Some("--fresh"))]

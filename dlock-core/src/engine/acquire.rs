@@ -11,6 +11,7 @@ mod failed;
 mod limits;
 mod line;
 mod listen;
+mod taking_over;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +20,9 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use crate::backend::request_clock::UNSENT;
-use crate::backend::{Backoff, Busy, Grant};
+use crate::backend::{Backoff, Grant};
 use crate::clock::Timestamp;
-use crate::engine::acquire::attempt::{AttemptOutcome, gone, not_there, request};
+use crate::engine::acquire::attempt::{AttemptOutcome, gone, not_there, request, used_up};
 pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::limits::{
     NotificationPace, is_over, pause_after, pause_until, timed_out_unpolled, within,
@@ -71,6 +72,8 @@ struct Acquire<'a> {
     is_again: bool,
     /// When the first request was sent whose effect may still be standing.
     first_sent: Option<Timestamp>,
+    /// Something took effect perhaps, and its lease has ended since.
+    may_have_ended: bool,
     /// When the last request was sent.
     last_sent: Timestamp,
     /// Attempts since the outcome was last known.
@@ -135,6 +138,7 @@ impl<'a> Acquire<'a> {
             asks_at_once,
             is_again,
             first_sent: None,
+            may_have_ended: false,
             last_sent: Timestamp::from_nanos(0),
             unknowns: 0,
             tries: 0,
@@ -190,7 +194,7 @@ impl<'a> Acquire<'a> {
     async fn attempt_until_done(&mut self) -> Result<Option<Shares>, Failure> {
         let engine = self.engine;
         let in_order = engine.capabilities.fair || self.specs.iter().any(|spec| spec.options.fair);
-        let takes_over = self.specs.iter().any(|spec| spec.options.takes_over.is_some());
+        let takes_over = self.takes_over();
         let lines = self.waits && !in_order && !takes_over;
         let mut line: QueuePlace<'a> = None;
         self.until_withdrawn().await?;
@@ -262,7 +266,8 @@ impl<'a> Acquire<'a> {
                     let retry_after = busy.retry_after;
                     self.note_busy(busy);
                     if takes_over {
-                        return Err(not_there(self.holder.as_ref()));
+                        let by_itself = self.may_have_ended;
+                        return Err(if by_itself { used_up() } else { not_there(self.holder.as_ref()) });
                     }
                     if !self.waits {
                         if !self.may_be_its_own() {
@@ -319,7 +324,7 @@ impl<'a> Acquire<'a> {
                     failed = Some(pause_after(engine, self.until, failure, pause, None).await?);
                 }
                 AttemptOutcome::Failed(failure) => {
-                    if !self.goes_on_after(&failure) {
+                    if !self.goes_on_after(&failure) || takes_over && failure.is_worthless() {
                         return Err(failure);
                     }
                     // Servers that cannot answer are not asked by everybody who waits, but by the first in line. One of
@@ -421,9 +426,12 @@ impl<'a> Acquire<'a> {
             AttemptOutcome::Busy(..) => {
                 // Somebody else has it, so an earlier attempt of ours does not. It may still be on its way, which is
                 // why the claim stays unsettled when there was one.
+                self.may_have_ended = unsettled && first_sent.is_some_and(|first| self.outlived(first));
                 (self.first_sent, self.unknowns) = (None, 0);
                 self.set_unsettled(unsettled);
             }
+            // What was taken over and is given back cannot be taken over again.
+            AttemptOutcome::Failed(ref failure) if failure.is_worthless() && self.takes_over() => {}
             AttemptOutcome::Failed(ref failure) if failure.is_worthless() => {
                 if let Err(failure) = self.begin_anew() {
                     return AttemptOutcome::Failed(failure);
@@ -483,6 +491,9 @@ impl<'a> Acquire<'a> {
         if !self.waits || is_over(self.until) {
             return Err(Failure::new(ErrorKind::TimedOut, "the grant arrived after its lease had ended"));
         }
+        if self.takes_over() {
+            return Err(used_up());
+        }
         self.begin_anew()?;
         Ok(None)
     }
@@ -491,20 +502,6 @@ impl<'a> Acquire<'a> {
     fn turn_to(&mut self, place: usize) {
         self.place = place;
         self.span.turn_to(&self.specs[place].key);
-    }
-
-    fn note_busy(&mut self, busy: Busy) {
-        self.span.busy(busy.holder.as_deref(), busy.retry_after);
-        if busy.requeued {
-            self.span.requeued();
-        }
-        let fence = |holder: Option<&Holder>| holder.and_then(|holder| holder.fence);
-        let (before, now) = (fence(self.holder.as_ref()), fence(busy.holder.as_deref()));
-        // Of many it may be the holder of another one.
-        self.changed_hands = self.specs.len() == 1 && before.is_some() && now.is_some() && before != now;
-        if self.specs.len() > 1 || busy.holder.is_some() {
-            self.holder = busy.holder.map(|holder| *holder);
-        }
     }
 
     /// With tokio's clock paused, a test's hours pass in no time, and the keeper's thread, which is outside of that,

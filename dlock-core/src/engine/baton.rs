@@ -213,7 +213,7 @@ impl LeftKey {
             // What was sent under the hold's token may still take effect, and is withdrawn; the baton has another one.
             let nothing = Timestamp::from_nanos(0);
             let rest = Cleanup::of_hold(&hold, claim, activity);
-            Cleanup { retracts: false, leave_until: nothing, ..rest }.later();
+            Cleanup { leave_until: nothing, ..rest }.later();
         }
         hold.engine.released(&hold.key, hold.ended_tenure(), others_waiting);
         self.baton
@@ -226,7 +226,10 @@ impl Drop for HandingOver {
         self.hold.note_carriage(Carriage::Failed);
         match self.claim.take() {
             None => release_later(Arc::clone(&self.hold), activity),
-            Some(claim) => Cleanup::of_hold(&self.hold, claim, activity).later(),
+            Some(claim) => {
+                let rest = Cleanup::of_hold(&self.hold, claim, activity);
+                Cleanup { retracts: Some(self.at_most), ..rest }.later();
+            }
         }
     }
 }

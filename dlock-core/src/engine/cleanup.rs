@@ -36,8 +36,9 @@ pub(crate) struct Cleanup {
     pub(crate) trace: Trace,
     /// Until when the key stays taken.
     pub(crate) leave_until: Timestamp,
-    /// What was to be handed over is taken back: the key may be left already, of which nobody has the baton.
-    pub(crate) retracts: bool,
+    /// What was to be handed over is taken back: the key may be left already, for so long at most, and nobody has the
+    /// baton.
+    pub(crate) retracts: Option<Duration>,
     /// Of an acquire that was dropped before its end.
     pub(super) left: Option<LeftClaim>,
 }
@@ -56,7 +57,7 @@ impl Cleanup {
             tenure: hold.ended_tenure(),
             trace: hold.trace.clone(),
             leave_until: hold.leave_until(),
-            retracts: hold.is_carried(),
+            retracts: None,
             left: None,
         }
     }
@@ -82,10 +83,13 @@ impl Cleanup {
         let clock = &self.engine.clock;
         // A request that is still on its way starts its lease when it arrives. What a session keeps has no lease, and
         // would be kept for as long as this process lives.
-        let until = match self.engine.capabilities.session_kept {
+        let arrives_until = match self.engine.capabilities.session_kept {
             true => Timestamp::NEVER,
             false => clock.now() + self.lease + self.request_timeout,
         };
+        // What a request has left is there until its time is over, which may be long after that.
+        let left_until = self.retracts.map(|most| clock.now() + most + self.request_timeout);
+        let until = left_until.map_or(arrives_until, |left| left.max(arrives_until));
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut refusals = Backoff::of_refusals();
         let mut others_waiting = 0;
@@ -93,17 +97,17 @@ impl Cleanup {
         let mut news = true;
         loop {
             let left = self.leave_until.since(clock.now());
-            let leaves_for = if self.retracts { left.max(RETRACTED_FOR) } else { left };
+            let leaves_for = if self.retracts.is_some() { left.max(RETRACTED_FOR) } else { left };
             let limits = (self.request_timeout, self.lease);
             let answer = withdraw_once(&mut self.claim, &self.engine, limits, leaves_for).await;
-            let over = clock.now() >= until;
+            let (may_arrive, over) = (clock.now() < arrives_until, clock.now() >= until);
             if answer.is_ok() {
                 self.engine.registry.contacted(clock.now());
             }
             others_waiting =
                 answer.as_ref().map_or(0, |withdrawal| withdrawal.others_waiting).max(others_waiting);
             match answer {
-                Ok(withdrawal) if withdrawal.settled || over => {
+                Ok(withdrawal) if withdrawal.settled || !may_arrive => {
                     self.engine.telemetry.cleaned_up();
                     break;
                 }

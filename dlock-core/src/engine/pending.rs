@@ -60,7 +60,7 @@ impl Drop for Pending<'_> {
                 tenure: None,
                 trace: Trace::default(),
                 leave_until: Timestamp::from_nanos(0),
-                retracts: false,
+                retracts: None,
                 left: Some(LeftClaim::new(&engine.left_claims, &self.spec.key)),
             };
             cleanup.later();

@@ -1,11 +1,15 @@
 //! What the engine does when it is not known whether a request took effect.
 
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::lifecycle::On;
 use crate::owners::poll_once;
 use crate::script::{Answer, Call, Scripted};
 use dlock_core::backend::{Capabilities, Validity};
 use dlock_core::{Clock, ErrorKind, Failure, Locks, ManualClock, Memory, Wait};
+use tokio::time::{Instant, sleep, timeout};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -263,4 +267,68 @@ async fn a_grant_that_is_worth_nothing_is_withdrawn_and_never_asked_for_again_un
     withdrawals.sort_unstable_by_key(|token| *token == other);
     assert_eq!(withdrawals, [asked, other], "what is held is not withdrawn");
     guard.check().unwrap();
+}
+
+/// Locks over a memory, all in the paused time of the test.
+fn in_virtual_time() -> (Memory, Locks) {
+    let start = Instant::now();
+    let memory =
+        Memory::with_clock(Clock::simulated(move || u64::try_from(start.elapsed().as_nanos()).unwrap()));
+    let on = Arc::new(On(tokio::runtime::Handle::current()));
+    (memory.clone(), Locks::builder(memory).with_keeper_on(on).build().unwrap())
+}
+
+/// The lease of the giver says nothing of it: the key is left for the time of the baton.
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_that_took_effect_unheard_is_retracted_after_an_outage_that_outlasts_the_lease() {
+    let (memory, locks) = in_virtual_time();
+    let guard = locks.lock("k").acquire().await.unwrap();
+    let second = Duration::from_secs(1);
+    memory.faults().set_delay(second);
+    let handing = guard.hand_over().for_at_most(second * 3_600).into_future();
+    timeout(second * 3 / 4, handing).await.unwrap_err();
+    memory.faults().set_unavailable(true);
+    sleep(LEASE * 4).await;
+    assert_eq!(memory.held(), 1, "it was left");
+    memory.faults().set_unavailable(false);
+    drop(locks.lock("k").with_wait(second * 10).acquire().await.unwrap());
+}
+
+/// Told that it is not there, the caller would leave the work to another one, which there is not.
+#[tokio::test(start_paused = true)]
+async fn a_take_over_that_may_have_used_its_baton_up_does_not_say_that_another_was_there_first() {
+    for is_first in [true, false] {
+        let (memory, locks) = in_virtual_time();
+        let guard = locks.lock("k").acquire().await.unwrap();
+        let baton = guard.hand_over().for_at_most(LEASE * 9).await.unwrap();
+        // The first request took the lock over and its lease is over, or the last one did, long after the first.
+        if is_first {
+            memory.faults().drop_replies(1);
+        } else {
+            memory.faults().drop_requests(1);
+        }
+        let lock = locks.lock("k").with_wait(LEASE * 9).from_baton(&baton).unwrap();
+        let mut taking = pin!(lock.acquire());
+        assert!(poll_once(&mut taking).await.is_none());
+        memory.faults().set_unavailable(true);
+        timeout(LEASE * 2, &mut taking).await.unwrap_err();
+        memory.faults().set_unavailable(false);
+        assert_eq!(taking.await.unwrap_err().kind(), ErrorKind::Unknown);
+        locks.lock("k").acquire().await.unwrap().release().await.unwrap();
+        // Where another one was there first, that is said.
+        let error = locks.take_over(&baton).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotHeld);
+    }
+}
+
+#[tokio::test]
+async fn a_take_over_that_is_worth_nothing_is_not_asked_for_again() {
+    let capabilities = Capabilities::basic().with_leaving().with_handing_over();
+    let worthless = Failure::unavailable("no replica knows of it").of_worthless_grant();
+    let backend = Scripted::with(Clock::system(), capabilities, [Answer::Fail(worthless), Answer::Busy]);
+    let locks = Locks::new(backend.clone());
+    let text = format!("dlock-baton:1:{}:1:-:{}:k", locks.backend(), "0f".repeat(16));
+    let error = locks.take_over(&text.parse().unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    backend.wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Withdraw(w)] if a == w)).await;
 }

@@ -53,11 +53,12 @@ fn all(wanted: &str) -> Fallible<usize> {
             continue;
         }
         apply(&tree, &patch, &[])?;
-        // Those of jobs are looked for among jobs, and so are those of modes and of quorums.
+        // Those of jobs are looked for among jobs, and so are those of modes, quorums and batons.
         let series: &[&str] = match &name {
             name if name.contains("job") => &["--jobs"],
             name if name.contains("mode") => &["--modes"],
             name if name.contains("quorum") => &["--quorums"],
+            name if name.contains("baton") => &["--batons"],
             _ => &[],
         };
         let found = find(&tree, &place.join("build"), series);

@@ -56,6 +56,14 @@ pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
     Failure::new(ErrorKind::NotHeld, why)
 }
 
+/// Says that the baton may have been used up by a request whose answer came too late, or not at all.
+pub(super) fn used_up() -> Failure {
+    Failure::unknown(
+        "a request took the lock over, or may have, and its answer came when its lease had ended: what is left of it is \
+         released, and the baton is of no use any more",
+    )
+}
+
 /// The one request that differs between one lock and many.
 pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> AttemptOutcome {
     let wanted = pendings.len();

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use super::Acquire;
+use crate::backend::Busy;
 use crate::engine::refusals::Refusals;
 use crate::error::Failure;
+use crate::holder::Holder;
 
 impl Acquire<'_> {
     /// Whether it waits on after an attempt that took nothing: while the servers are away, and while they refuse what
@@ -22,5 +24,20 @@ impl Acquire<'_> {
             .refusals
             .get_or_insert_with(|| Box::new(Refusals::new(self.engine, self.specs[self.place].site)));
         refusals.pause(failure)
+    }
+
+    /// Somebody else has what is wanted.
+    pub(super) fn note_busy(&mut self, busy: Busy) {
+        self.span.busy(busy.holder.as_deref(), busy.retry_after);
+        if busy.requeued {
+            self.span.requeued();
+        }
+        let fence = |holder: Option<&Holder>| holder.and_then(|holder| holder.fence);
+        let (before, now) = (fence(self.holder.as_ref()), fence(busy.holder.as_deref()));
+        // Of many it may be the holder of another one.
+        self.changed_hands = self.specs.len() == 1 && before.is_some() && now.is_some() && before != now;
+        if self.specs.len() > 1 || busy.holder.is_some() {
+            self.holder = busy.holder.map(|holder| *holder);
+        }
     }
 }
