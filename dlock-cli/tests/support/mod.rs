@@ -151,6 +151,7 @@ impl Program {
         self.command.stdin(Stdio::null()).stdout(terminal.try_clone().unwrap()).status().unwrap()
     }
 
+    #[track_caller]
     pub fn done(self) -> Done {
         let has_input = self.input.is_some();
         let mut running = self.start();
@@ -212,9 +213,13 @@ impl Running {
         until("it to mind signals", || minds_signals(self.pid()));
     }
 
+    #[track_caller]
     pub fn wait(mut self) -> Done {
         let rest = to_the_end(std::mem::replace(&mut self.output, Box::new(std::io::empty())));
-        let err = self.child.stderr.take().map(to_the_end).unwrap_or_default();
+        let err = match self.child.stderr.take() {
+            Some(err) => to_the_end(err),
+            None => String::new(),
+        };
         let end = Instant::now() + LIMIT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -243,6 +248,7 @@ impl Done {
 }
 
 /// What is still to be read, which ends when nobody has it open to write.
+#[track_caller]
 fn to_the_end(mut output: impl Read + Send + 'static) -> String {
     let (done, text) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

@@ -380,9 +380,9 @@ pub trait Claim: Send + 'static {
     /// [`LEFT_BEHIND`]. Those who wait are notified as after a release. Nothing but time
     /// and [`force_release`](Backend::force_release) ends it: neither a renewal nor a withdrawal of this claim.
     /// Idempotent: a request that is made again leaves the key once. Where the backend
-    /// [hands locks over](Capabilities::hands_over) and finds what it left before, the key's end becomes the earlier of
-    /// its own and so long from now, and it says that it was [`removed`](Withdrawal::removed). So a request that arrives
-    /// late lengthens nothing, and one for a short time retracts what was left for a long one.
+    /// [hands locks over](Capabilities::hands_over) and finds what it left before, the key's end becomes the earlier
+    /// of its own and so long from now, and it says that it was [`removed`](Withdrawal::removed). So a request that
+    /// arrives late lengthens nothing, and one for a short time retracts what was left for a long one.
     ///
     /// The engine calls it in place of [`withdraw`](Self::withdraw), for locks that are held alone, and only where the
     /// backend has the [capability](Capabilities::leaves).
