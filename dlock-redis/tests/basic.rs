@@ -280,7 +280,7 @@ fn written(reply: &Value) -> String {
             let parts: Vec<String> = parts.iter().map(written).collect();
             format!("{{{}}}", parts.join(", "))
         }
-        Value::Int(number @ 1_000..1_000_000) => format!("LEFT of {}", number / 10_000),
+        Value::Int(number @ 1_000..1_000_000) => format!("LEFT of {}", (number - 1) / 10_000),
         Value::Int(1_000_000..) => "FENCE".to_owned(),
         Value::Int(number) => number.to_string(),
         Value::BulkString(text) => {

@@ -57,6 +57,8 @@ async fn a_batch_whose_attempt_panics_is_asked_about_again_or_leaves_nothing(sta
         theirs.sees_held(key).await;
     }
     all.release().await.expect("they are held");
+    // A reply to what is left of that would be the one that panics.
+    until("the end of the releases", || ours.locks.stats().background == 0).await;
     ours.wire.panic_replies(1);
     let once = ours.locks.lock_all(&keys).with_each(|lock| lock.with_rechecks(0));
     error_of(soon("the failure", once.acquire()).await, &[ErrorKind::Unknown]);
