@@ -45,7 +45,8 @@ async fn only_requests_that_were_sent_to_a_frozen_server_are_asked_about_again()
         let mut acquires = JoinSet::new();
         for number in 0..2_000 {
             let lock = mode(locks.lock(format!("room_{number}")).with_wait(Wait::Forever));
-            acquires.spawn(async move { lock.acquire().await?.release().await });
+            // Whether the release is answered in time is no matter.
+            acquires.spawn(async move { lock.acquire().await.map(drop) });
         }
         // So many fit into the calls that are under way; the others wait in this process and were sent nowhere.
         until("a request without an answer", || locks.stats().rechecks > 0).await;

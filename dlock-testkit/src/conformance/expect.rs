@@ -8,7 +8,7 @@ use dlock_core::{Error, ErrorKind, Guard, Lock, Result};
 use super::Process;
 
 /// Longer than anything that is to happen by itself takes on a busy machine, and much shorter than the long lease.
-pub(super) const SOON: Duration = Duration::from_secs(8);
+pub(super) const SOON: Duration = Duration::from_secs(50);
 
 /// The error that `result` is, which is of one of `kinds`.
 #[track_caller]

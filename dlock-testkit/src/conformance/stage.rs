@@ -125,7 +125,7 @@ impl Stage {
         self.harness.tries_can_split()
     }
 
-    /// Creates a process whose leases are too long to run out in a test, and that waits for up to 10 s.
+    /// Creates a process whose leases are too long to run out in a test, and that waits for up to 60 s.
     ///
     /// # Cancel safety
     ///
@@ -163,7 +163,7 @@ impl Stage {
         } else {
             builder
         };
-        let builder = builder.with_lease(Duration::from_secs(20)).with_wait(Duration::from_secs(10));
+        let builder = builder.with_lease(Duration::from_secs(120)).with_wait(Duration::from_secs(60));
         match options(builder).build() {
             Ok(locks) => Process { locks, wire, behind },
             Err(error) => panic!("the locks could not be made: {error}"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_core::{ErrorKind, Wait};
 
 use super::cases;
-use crate::conformance::expect::{error_of, give_back, soon};
+use crate::conformance::expect::{SOON, error_of, give_back, soon};
 use crate::conformance::{Process, Stage};
 
 cases! {
@@ -76,11 +76,11 @@ async fn a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least(stage: S
     let guard = lock.acquire().await.expect("it is free");
     let fence = guard.fence();
     guard.release().await.expect("it was held");
-    ours.locks.shutdown(Duration::from_secs(5)).await.expect("nothing is held");
+    ours.locks.shutdown(SOON).await.expect("nothing is held");
     loop {
         let asked = theirs.locks.lock(&key).try_acquire().await.expect("it can be asked");
         match asked {
-            None => assert!(granted.elapsed() < least + Duration::from_secs(8), "it never became free"),
+            None => assert!(granted.elapsed() < least + SOON, "it never became free"),
             Some(guard) => {
                 assert!(granted.elapsed() >= least, "free after {:?}", granted.elapsed());
                 assert!(guard.fence() > fence || fence.is_none());
@@ -189,7 +189,7 @@ async fn a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time(st
     drop(guard);
     left_behind(&theirs, &key).await;
     ours.wire.mend();
-    ours.locks.shutdown(Duration::from_secs(5)).await.expect("the release is settled");
+    ours.locks.shutdown(SOON).await.expect("the release is settled");
     let holder = left_behind(&theirs, &key).await;
     let left = holder.expires_in.expect("it says for how long");
     assert!(left <= LONG + Duration::from_millis(1) && left > LONG / 2, "{left:?}");

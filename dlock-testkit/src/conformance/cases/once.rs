@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::cases;
-use crate::conformance::expect::{error_of, soon};
+use crate::conformance::expect::{SOON, error_of, soon};
 use crate::conformance::{Process, Stage};
 
 cases! {
@@ -115,7 +115,7 @@ async fn a_job_runs_again_when_its_window_is_over(stage: Stage) {
             assert!(passed >= window - Duration::from_millis(2), "again after {passed:?}");
             break;
         }
-        assert!(passed < window + Duration::from_secs(8), "not again after {passed:?}");
+        assert!(passed < window + SOON, "not again after {passed:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

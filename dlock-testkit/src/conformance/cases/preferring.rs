@@ -61,9 +61,11 @@ async fn one_behind_others_of_its_process_keeps_nobody_out(stage: Stage) {
 /// The reader is kept out by the writer when it asks, and has its answer before that one has its own. So the writer
 /// stands behind it, and asks no more until the reader is in.
 async fn a_writer_behind_readers_of_its_process_keeps_none_of_them_out(stage: Stage) {
-    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
-    let (one_reads, one_writes) = (reader(&ours, &key), ours.locks.lock(&key));
+    let (ours, theirs) = (stage.process().await, stage.process().await);
     for _ in 0..3 {
+        // A process that has just released a key may stand back there, and then the writer stands before the reader.
+        let key = stage.key();
+        let (one_reads, one_writes) = (reader(&ours, &key), ours.locks.lock(&key));
         let before = read(&theirs, &key).await;
         let ((ask, asked), (tell, told)) = (oneshot::channel(), oneshot::channel());
         let answered = OnceLock::new();

@@ -9,7 +9,7 @@ use futures_util::future::join;
 use tokio::runtime::{Builder, Runtime};
 
 use super::cases;
-use crate::conformance::expect::{error_of, give_back};
+use crate::conformance::expect::{SOON, error_of, give_back};
 use crate::conformance::{Process, Stage};
 
 cases! {
@@ -64,7 +64,7 @@ async fn life_of(ours: Process, theirs: Process, key: String) {
     for process in [ours, theirs] {
         process.locks.ping().await.expect("it is there");
         process.locks.diagnose().await.expect("it tells its settings");
-        process.locks.shutdown(Duration::from_secs(10)).await.expect("nothing is left");
+        process.locks.shutdown(SOON).await.expect("nothing is left");
     }
 }
 

@@ -64,7 +64,7 @@ async fn without_rechecks_a_lost_reply_is_unknown_and_cleaned_up(stage: Stage) {
         let result = ours.locks.lock(&key).with_rechecks(0).acquire().await;
         let error = error_of(result, &[ErrorKind::Unknown]);
         let most = error.maybe_held_for_at_most().expect("it says how long");
-        assert!(most > Duration::ZERO && most <= Duration::from_secs(30), "{most:?}");
+        assert!(most > Duration::ZERO && most <= Duration::from_secs(130), "{most:?}");
         assert!(error.is_retryable());
         theirs.sees_free_soon(&key).await;
         until("the background work", || ours.locks.stats().background == 0).await;
