@@ -52,6 +52,7 @@ impl Harness for ByExclusiveBatches {
             conformance::DOWNGRADING,
             conformance::PERMITS,
             conformance::FAIRNESS,
+            conformance::CARRYING_SHARES,
         ]
     }
 }
@@ -152,6 +153,7 @@ impl Harness for OverQuorum {
             conformance::FAIRNESS,
             conformance::LEAVING,
             conformance::CARRYING,
+            conformance::CARRYING_SHARES,
         ]
     }
 }

@@ -4,13 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::backend::Mode;
 use crate::error::{Error, Failure, Operation, Result};
 use crate::fence::Fence;
 use crate::key::Key;
 use crate::token::Token;
 
-/// How its text begins.
+/// How the text of a lock that is held alone begins.
 const PREFIX: &str = "dlock-baton:1:";
+/// How that of a reader's share and of permits begins, which says in which mode it is held before the key.
+const IN_MODE: &str = "dlock-baton:2:";
 
 /// A lock on its way from its holder to whoever goes on with the work: another task, another process, another program.
 ///
@@ -51,6 +54,7 @@ const PREFIX: &str = "dlock-baton:1:";
 pub struct Baton {
     backend: Box<str>,
     key: Key,
+    mode: Mode,
     /// What the key was left under.
     token: Token,
     fence: Option<Fence>,
@@ -60,7 +64,7 @@ pub struct Baton {
 impl Baton {
     pub(crate) fn new(
         backend: &str,
-        key: Key,
+        (key, mode): (Key, Mode),
         token: Token,
         fence: Option<Fence>,
         until: SystemTime,
@@ -68,7 +72,7 @@ impl Baton {
         // As its text has it, so that both are equal.
         let millis = until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let until = UNIX_EPOCH + Duration::from_millis(u64::try_from(millis).unwrap_or(0));
-        Self { backend: backend.into(), key, token, fence, until }
+        Self { backend: backend.into(), key, mode, token, fence, until }
     }
 
     pub(crate) const fn token(&self) -> Token {
@@ -83,6 +87,12 @@ impl Baton {
     #[must_use]
     pub fn key(&self) -> &str {
         self.key.as_str()
+    }
+
+    /// Returns how the lock was held, and is again once it is taken over.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Returns the name of the backend that has the lock, such as `redis`.
@@ -113,7 +123,12 @@ impl Baton {
         let fence = self.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string());
         let backend = escaped(&self.backend).replace(':', "%3A");
         let (token, key) = (self.token.to_hex(), escaped(self.key.as_str()));
-        format!("{PREFIX}{backend}:{millis}:{fence}:{token}:{key}")
+        let (prefix, mode) = match self.mode {
+            Mode::Exclusive => (PREFIX, String::new()),
+            Mode::Shared => (IN_MODE, "read:".to_owned()),
+            Mode::Permits { of, take } => (IN_MODE, format!("{take}/{of}:")),
+        };
+        format!("{prefix}{backend}:{millis}:{fence}:{token}:{mode}{key}")
     }
 }
 
@@ -122,6 +137,7 @@ impl fmt::Debug for Baton {
         f.debug_struct("Baton")
             .field("backend", &self.backend)
             .field("key", &self.key.as_str())
+            .field("mode", &self.mode)
             .field("fence", &self.fence)
             .field("until", &self.until)
             .finish_non_exhaustive()
@@ -138,15 +154,19 @@ impl FromStr for Baton {
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): it is no such text. The error does not show it.
     fn from_str(text: &str) -> Result<Self> {
         parsed(text.trim()).ok_or_else(|| {
-            let what = "this is not the text of a baton, which begins with `dlock-baton:1:`; pass on what \
-                        `Baton::to_text` returned, whole";
+            let what = "this is not the text of a baton, which begins with `dlock-baton:`; pass on what \
+                        `Baton::to_text` returned, whole, to a version of dlock that is not older";
             Error::new(Operation::Configure, Failure::invalid_config(what))
         })
     }
 }
 
 fn parsed(text: &str) -> Option<Baton> {
-    let mut parts = text.strip_prefix(PREFIX)?.splitn(5, ':');
+    let (text, in_mode) = match text.strip_prefix(IN_MODE) {
+        Some(text) => (text, true),
+        None => (text.strip_prefix(PREFIX)?, false),
+    };
+    let mut parts = text.splitn(if in_mode { 6 } else { 5 }, ':');
     let backend = parts.next().and_then(unescaped).filter(|name| !name.is_empty() && name.len() <= 64)?;
     let millis: u64 = parts.next()?.parse().ok()?;
     let fence = match parts.next()? {
@@ -154,9 +174,23 @@ fn parsed(text: &str) -> Option<Baton> {
         number => Some(Fence::new(number.parse().ok()?)),
     };
     let token = Token::from_hex(parts.next()?)?;
+    let mode = match in_mode {
+        true => mode_of(parts.next()?)?,
+        false => Mode::Exclusive,
+    };
     let key = Key::new(unescaped(parts.next()?)?).ok()?;
     let until = UNIX_EPOCH.checked_add(Duration::from_millis(millis))?;
-    Some(Baton::new(&backend, key, token, fence, until))
+    Some(Baton::new(&backend, (key, mode), token, fence, until))
+}
+
+/// Reads how several hold a lock.
+fn mode_of(text: &str) -> Option<Mode> {
+    if text == "read" {
+        return Some(Mode::Shared);
+    }
+    let (take, of) = text.split_once('/')?;
+    let mode = Mode::Permits { take: take.parse().ok()?, of: of.parse().ok()? };
+    mode.check().ok().map(|()| mode)
 }
 
 /// The name or key with all that is not printable ASCII as `%` and two digits, and `%` itself.
@@ -211,7 +245,8 @@ mod tests {
 
     fn baton(key: &str) -> Baton {
         let (key, token) = (Key::new(key).unwrap(), Token::random().unwrap());
-        Baton::new("redis", key, token, Some(Fence::new(7)), UNIX_EPOCH + Duration::from_millis(1_234_567))
+        let until = UNIX_EPOCH + Duration::from_millis(1_234_567);
+        Baton::new("redis", (key, Mode::Exclusive), token, Some(Fence::new(7)), until)
     }
 
     #[test]
@@ -224,10 +259,17 @@ mod tests {
         }
         // A backend of a user's own may have any name, and a clock gives nanoseconds.
         let now = SystemTime::now() + Duration::from_nanos(1);
-        let odd = Baton::new("my:store %", baton("k").key, Token::random().unwrap(), None, now);
+        let key = (baton("k").key, Mode::Exclusive);
+        let odd = Baton::new("my:store %", key, Token::random().unwrap(), None, now);
         assert_eq!(odd.to_text().parse::<Baton>().unwrap(), odd);
         let without = Baton { fence: None, ..baton("k") };
         assert_eq!(without.to_text().parse::<Baton>().unwrap(), without);
+        for mode in [Mode::Shared, Mode::Permits { of: 8, take: 3 }] {
+            let shared = Baton { mode, ..baton("3/8:k") };
+            assert_eq!(shared.to_text().parse::<Baton>().unwrap(), shared);
+            // An older version refuses what it would take for a lock that is held alone.
+            assert!(!shared.to_text().starts_with(PREFIX));
+        }
     }
 
     #[test]
@@ -243,6 +285,11 @@ mod tests {
         }
         for (from, to) in [(":7:", ":x:"), (":7:", "::"), (":redis:", "::"), (":k", ":%4"), (":k", ":%FF")] {
             assert_eq!(shown(&text.replace(from, to)).kind(), ErrorKind::InvalidConfig, "{to:?}");
+        }
+        let text = Baton { mode: Mode::Permits { of: 8, take: 3 }, ..baton("k") }.to_text();
+        for mode in ["", "write", "reads", "3", "3/", "/8", "9/8", "0/8", "-3/8", "3/8/9"] {
+            let wrong = text.replace(":3/8:", &format!(":{mode}:"));
+            assert_eq!(shown(&wrong).kind(), ErrorKind::InvalidConfig, "{mode:?}");
         }
     }
 

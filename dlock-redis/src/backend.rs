@@ -257,7 +257,10 @@ impl Backend for Redis {
         };
         let capabilities =
             if format.has_line() { capabilities.with_fairness_on_request() } else { capabilities };
-        if format.leaves() { capabilities.with_leaving().with_handing_over() } else { capabilities }
+        match format.leaves() {
+            true => capabilities.with_leaving().with_handing_over().with_handing_over_of_shares(),
+            false => capabilities,
+        }
     }
 
     fn server_address(&self) -> Option<ServerAddress> {

@@ -314,8 +314,9 @@ impl Claim for RedisClaim {
         (self.listener, self.signal, self.tracked) = (None, None, None);
         // The server keeps whole milliseconds: rather one too many.
         let millis = u64::try_from(taken_for.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        let mode = if self.downgraded { Mode::Shared } else { self.request.mode };
         let (client, names, token) = (Arc::clone(&self.client), self.names.clone(), self.request.token);
-        let call = |number| client.format.leave(&names, &token, millis, number);
+        let call = |number| client.format.leave(&names, (&token, mode), millis, number);
         let answer = client.servers.ask(names.slot, (false, self.patience()), call).await?;
         self.held = false;
         let withdrawal = match answer {

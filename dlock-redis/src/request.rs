@@ -225,6 +225,7 @@ pub(crate) struct RequestAlone<'a> {
 pub(crate) struct RequestTakeOver<'a> {
     pub(crate) request: &'a Request,
     pub(crate) left: Token,
+    pub(crate) mode: Mode,
 }
 
 /// A read that finds something while a claim has what it holds.

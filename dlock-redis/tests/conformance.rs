@@ -87,9 +87,16 @@ impl Harness for WithRedisson {
                 conformance::DOWNGRADING,
                 conformance::LEAVING,
                 conformance::CARRYING,
+                conformance::CARRYING_SHARES,
                 IN_LINE_BESIDE_READERS,
             ],
-            _ => &[conformance::WAITERS, conformance::FAIRNESS, conformance::LEAVING, conformance::CARRYING],
+            _ => &[
+                conformance::WAITERS,
+                conformance::FAIRNESS,
+                conformance::LEAVING,
+                conformance::CARRYING,
+                conformance::CARRYING_SHARES,
+            ],
         }
     }
 }
@@ -175,6 +182,7 @@ impl Harness for OnMajority {
             conformance::FAIRNESS,
             conformance::LEAVING,
             conformance::CARRYING,
+            conformance::CARRYING_SHARES,
         ]
     }
 }

@@ -88,6 +88,7 @@ impl<S: Server> Backend for LeaseRows<S> {
             .with_administration()
             .with_leaving()
             .with_handing_over()
+            .with_handing_over_of_shares()
             .with_fairness_on_request()
             .with_sharing()
             .with_downgrading()

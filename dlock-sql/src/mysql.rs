@@ -1,6 +1,7 @@
 //! Locks in a MariaDB or MySQL database.
 
 mod answers;
+mod carry;
 mod diagnosis;
 mod failure;
 mod line;

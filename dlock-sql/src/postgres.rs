@@ -1,6 +1,7 @@
 //! Locks in a PostgreSQL database.
 
 mod answers;
+mod carry;
 mod diagnosis;
 mod failure;
 mod line;

@@ -257,6 +257,15 @@ pub trait Server: fmt::Debug + Send + Sync + Sized + 'static {
         token: &Token,
         lease: Duration,
     ) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// Leaves the share that this token has for a baton, for so long, or no longer than it is left already. Whether
+    /// there was one.
+    fn leave_share(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+        token: &Token,
+        taken_for: Duration,
+    ) -> impl Future<Output = SqlResult<bool>> + Send;
     /// All who have the lock, or a share of it.
     fn occupancy(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<Occupancy>> + Send;
     /// Changes how many permits there are, and wakes who waits.

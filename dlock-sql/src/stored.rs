@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "sqlite")]
+use dlock_core::backend::LEFT_BEHIND;
 use dlock_core::backend::{ClaimRequest, Grant, Mode};
 use dlock_core::{Fence, Holder};
 
@@ -64,6 +66,13 @@ pub(crate) const fn several(of: u32) -> Mode {
 /// What is stored of one of those who hold a lock together: how much of it is taken, and the line.
 pub(crate) fn share_line(mode: Mode, line: &str) -> String {
     format!("{} {line}", mode.taken())
+}
+
+/// What is stored of one of them that is left for a baton, by what was stored before.
+#[cfg(feature = "sqlite")]
+pub(crate) fn left_share(text: &str) -> String {
+    let (taken, line) = text.split_once(' ').unwrap_or((text, ""));
+    format!("{taken} {LEFT_BEHIND}{line}")
 }
 
 /// One of them by what was stored, where `of` is the number of permits of a semaphore.

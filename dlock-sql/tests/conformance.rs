@@ -124,6 +124,7 @@ impl Way for PostgresSession {
         conformance::FAIRNESS,
         conformance::LEAVING,
         conformance::CARRYING,
+        conformance::CARRYING_SHARES,
     ];
 
     async fn connect(url: &str) -> Result<PostgresSessions> {
@@ -142,6 +143,7 @@ impl Way for MysqlSession {
         conformance::FAIRNESS,
         conformance::LEAVING,
         conformance::CARRYING,
+        conformance::CARRYING_SHARES,
     ];
 
     async fn connect(url: &str) -> Result<MysqlSessions> {
@@ -160,6 +162,7 @@ impl Way for PostgresRow {
         conformance::FAIRNESS,
         conformance::LEAVING,
         conformance::CARRYING,
+        conformance::CARRYING_SHARES,
     ];
     const AT_ONCE: usize = 110;
 
@@ -180,6 +183,7 @@ impl Way for MysqlRow {
         conformance::FAIRNESS,
         conformance::LEAVING,
         conformance::CARRYING,
+        conformance::CARRYING_SHARES,
     ];
     const AT_ONCE: usize = 110;
 

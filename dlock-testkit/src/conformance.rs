@@ -50,6 +50,7 @@ use tokio::time::Instant;
 
 pub use cases::administering::WAITERS;
 pub use cases::carrying::CARRYING;
+pub use cases::carrying_shares::CARRYING_SHARES;
 pub use cases::downgrading::DOWNGRADING;
 pub use cases::fairness::FAIRNESS;
 pub use cases::leaving::LEAVING;
@@ -269,6 +270,9 @@ pub enum Needs {
     LeavingAndLease,
     /// [`Capabilities::hands_over`], and [`Capabilities::administered`].
     Carrying,
+    /// [`Capabilities::hands_over_shares`], [`Capabilities::shared`], [`Capabilities::permits`], and
+    /// [`Capabilities::administered`].
+    CarryingShares,
 }
 
 impl Needs {
@@ -292,6 +296,7 @@ impl Needs {
                 | Self::SharedAndLease
                 | Self::SharedAndAdministration
                 | Self::FairAndShared
+                | Self::CarryingShares
         );
         let downgrades = matches!(
             self,
@@ -302,7 +307,11 @@ impl Needs {
         );
         let permits = matches!(
             self,
-            Self::Permits | Self::PermitsAndFences | Self::PermitsAndLease | Self::PermitsAndAdministration
+            Self::Permits
+                | Self::PermitsAndFences
+                | Self::PermitsAndLease
+                | Self::PermitsAndAdministration
+                | Self::CarryingShares
         );
         let lease = matches!(
             self,
@@ -327,6 +336,7 @@ impl Needs {
                 | Self::Leaving
                 | Self::LeavingAndLease
                 | Self::Carrying
+                | Self::CarryingShares
         );
         let fair = matches!(
             self,
@@ -348,6 +358,8 @@ impl Needs {
             Some("the backend cannot leave a key taken after its release")
         } else if self == Self::Carrying && !capabilities.hands_over {
             Some("the backend cannot hand a lock over")
+        } else if self == Self::CarryingShares && !capabilities.hands_over_shares {
+            Some("the backend hands over only what is held alone")
         } else if fences && !capabilities.fencing {
             Some("the backend has no fences")
         } else if lease && capabilities.session_kept {

@@ -32,8 +32,13 @@ impl Harness for OnServers {
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         match self.recipe {
-            Recipe::Mutex => &[conformance::LEASES, conformance::CARRYING],
-            _ => &[conformance::LEASES, conformance::CARRYING, conformance::PERMITS],
+            Recipe::Mutex => &[conformance::LEASES, conformance::CARRYING, conformance::CARRYING_SHARES],
+            _ => &[
+                conformance::LEASES,
+                conformance::CARRYING,
+                conformance::CARRYING_SHARES,
+                conformance::PERMITS,
+            ],
         }
     }
 }
@@ -75,6 +80,7 @@ impl Harness for OnMajority {
             conformance::FAIRNESS,
             conformance::LEAVING,
             conformance::CARRYING,
+            conformance::CARRYING_SHARES,
         ]
     }
 }

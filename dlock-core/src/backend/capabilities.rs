@@ -37,6 +37,8 @@ pub struct Capabilities {
     /// What was left can be taken over by whoever has its token:
     /// [`ClaimRequest::takes_over`](crate::backend::ClaimRequest::takes_over). Only where a release can leave a key.
     pub hands_over: bool,
+    /// That goes for the share of a reader and for permits too, not only for what is held alone.
+    pub hands_over_shares: bool,
     /// All of it is in this process, and no server is asked: waits are measured with tokio's clock where a test pauses
     /// that. What asks servers goes on in real time.
     pub in_process: bool,
@@ -65,6 +67,7 @@ impl Capabilities {
             permits: false,
             leaves: false,
             hands_over: false,
+            hands_over_shares: false,
             in_process: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
@@ -168,6 +171,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_handing_over(mut self) -> Self {
         self.hands_over = true;
+        self
+    }
+
+    /// Says that what a reader or permits left can be taken over too.
+    #[must_use]
+    pub const fn with_handing_over_of_shares(mut self) -> Self {
+        self.hands_over_shares = true;
         self
     }
 

@@ -444,9 +444,10 @@ pub struct ClaimRequest {
     pub prefers: bool,
     /// Whether the attempts take over what was [left](Claim::leave) under this token, and nothing else: `None` for an
     /// ordinary claim. Only where the backend has the [capability](Capabilities::hands_over). In one step of the server
-    /// an attempt finds the key left under the token, whose time has not ended, and gives it to this claim, with a new
-    /// fence. Where it finds this claim's own token it adopts the lock, as always. Whatever else it finds, a free key
-    /// too, is [`Attempt::Busy`], and nothing is changed. Such a claim waits for nobody and stands in no line.
+    /// an attempt finds the key left under the token in the claim's mode, whose time has not ended, and gives it to
+    /// this claim, with a new fence. A number of permits that was changed since stays as it is. Where it finds this
+    /// claim's own token it adopts the lock, as always. Whatever else it finds, a free key too, is [`Attempt::Busy`],
+    /// and nothing is changed. Such a claim waits for nobody and stands in no line.
     pub takes_over: Option<Token>,
     pub(crate) trace: Trace,
     pub(crate) host: Host,
@@ -477,7 +478,7 @@ impl ClaimRequest {
             identity,
             entropy,
             prefers: waits,
-            takes_over: options.takes_over,
+            takes_over: options.takes_over.map(|(token, _)| token),
             trace,
             host,
         }

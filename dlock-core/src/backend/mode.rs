@@ -67,6 +67,13 @@ impl Mode {
         }
     }
 
+    /// Returns whether a hold of this mode has the same part of a lock as one of `other`: both alone, both as readers,
+    /// or as many permits, of whatever number.
+    #[must_use]
+    pub fn has_same_part(&self, other: &Self) -> bool {
+        (self.as_str(), self.taken()) == (other.as_str(), other.taken())
+    }
+
     /// Whether no two hold the lock at a time.
     pub(crate) const fn is_exclusive(&self) -> bool {
         matches!(self, Self::Exclusive)

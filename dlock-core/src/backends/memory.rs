@@ -271,27 +271,38 @@ impl MemoryState {
         }
     }
 
-    /// Gives what was left under this token to whoever brings it.
+    /// Gives what was left under this token to the claim that presents it.
     fn take_over(&mut self, request: &ClaimRequest, left: Token, fences: u32, now: Timestamp) -> Attempt {
-        match self.locks.get(&request.key) {
-            Some(entry) if entry.expires > now => {
-                if entry.token == request.token || entry.left_behind && entry.token == left {
-                    Attempt::Granted(self.grant(request, fences, now))
-                } else {
-                    Attempt::Busy(entry.busy(now))
-                }
-            }
-            _ => {
-                let readers = self.shared.entries_of(&request.key).find(|entry| entry.expires > now);
-                Attempt::Busy(readers.map(|entry| entry.busy(now)).unwrap_or_default())
-            }
+        let is_held_so =
+            |entry: &&mut StoredLock| entry.expires > now && entry.mode.has_same_part(&request.mode);
+        if self.entry_mut(&request.key, request.token).filter(is_held_so).is_some() {
+            return Attempt::Granted(self.grant(request, fences, now));
         }
+        let is_left = |entry: &&mut StoredLock| is_held_so(entry) && entry.left_behind;
+        if self.entry_mut(&request.key, left).filter(is_left).is_none() {
+            let other = self.entries_of(&request.key).find(|entry| entry.expires > now);
+            return Attempt::Busy(other.map(|entry| entry.busy(now)).unwrap_or_default());
+        }
+        let (fence, reserved) = self.draw(request.mode, fences);
+        if let Some(entry) = self.entry_mut(&request.key, left) {
+            // There may be another number of permits by now.
+            *entry = StoredLock { mode: entry.mode, ..StoredLock::of(request, fence, now) };
+        }
+        let grant = Grant::new(Validity::Lease(request.lease));
+        Attempt::Granted(grant.with_fence(fence).with_reserved(reserved))
+    }
+
+    /// Draws so many fences, of which it returns the first; one for a mode that several hold.
+    fn draw(&mut self, mode: Mode, fences: u32) -> (Fence, u32) {
+        let fences = if mode == Mode::Exclusive { fences } else { 1 };
+        let first = Fence::new(self.fence + 1);
+        self.fence += u64::from(fences);
+        (first, fences)
     }
 
     /// Gives the lock, which nobody else has, with so many fences.
     fn grant(&mut self, request: &ClaimRequest, fences: u32, now: Timestamp) -> Grant {
         let grant = Grant::new(Validity::Lease(request.lease));
-        let fences = if request.mode == Mode::Exclusive { fences } else { 1 };
         if let Some(entry) = self.entry_mut(&request.key, request.token)
             && entry.expires > now
         {
@@ -302,19 +313,8 @@ impl MemoryState {
         if request.fair {
             self.lines.leave(&request.key, request.token);
         }
-        let fence = Fence::new(self.fence + 1);
-        self.fence += u64::from(fences);
-        let entry = StoredLock {
-            token: request.token,
-            mode: request.mode,
-            fence,
-            expires: now + request.lease,
-            identity: Arc::clone(&request.identity),
-            since: now,
-            trace: request.trace.clone(),
-            signal: None,
-            left_behind: false,
-        };
+        let (fence, fences) = self.draw(request.mode, fences);
+        let entry = StoredLock::of(request, fence, now);
         if request.mode == Mode::Exclusive {
             self.shared.forget(&request.key);
             self.locks.insert(request.key.clone(), entry);
@@ -343,6 +343,7 @@ impl Backend for Memory {
             .with_fairness_on_request()
             .with_leaving()
             .with_handing_over()
+            .with_handing_over_of_shares()
             .without_servers()
     }
 
@@ -454,6 +455,21 @@ impl Backend for Memory {
 }
 
 impl StoredLock {
+    /// What is granted to this request.
+    fn of(request: &ClaimRequest, fence: Fence, now: Timestamp) -> Self {
+        Self {
+            token: request.token,
+            mode: request.mode,
+            fence,
+            expires: now + request.lease,
+            identity: Arc::clone(&request.identity),
+            since: now,
+            trace: request.trace.clone(),
+            signal: None,
+            left_behind: false,
+        }
+    }
+
     /// The answer to one who wants it too.
     fn busy(&self, now: Timestamp) -> Busy {
         Busy {

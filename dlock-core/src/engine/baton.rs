@@ -12,6 +12,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
@@ -25,7 +26,7 @@ use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
 use crate::engine::hold::{Carriage, Hold, Uncarried};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::handles::options::{MAX_LEASE, MIN_LEASE};
-use crate::handles::requirement::{Requirement, check};
+use crate::handles::requirement::check_handing_over;
 use crate::telemetry::Spanned;
 
 /// Hands `holds` over, all or none, and returns a baton for each. The keys stay taken for `at_most`, by default for the
@@ -52,18 +53,15 @@ fn refused(hold: &Hold, why: Uncarried) -> Error {
 
 /// Refuses what cannot be handed over, before anything is changed.
 fn check_hold(hold: &Hold, at_most: Duration) -> Result<(), Failure> {
-    let unsupported = |what: &'static str| Err(Failure::new(ErrorKind::Unsupported, what));
-    check(&[Requirement::HandOver], &hold.engine.capabilities)?;
-    if !hold.mode().is_exclusive() {
-        return unsupported("only a lock that is held alone can be handed over, not what is read or permits");
-    }
+    check_handing_over(hold.mode(), hold.fair, &hold.engine.capabilities)?;
     if hold.role.is_some() {
-        return unsupported(
-            "a leader's term and the lock of a job stay with their owner; hand over a lock of its own",
-        );
+        let what = "a leader's term and the lock of a job stay with their owner; hand over a lock of its own";
+        return Err(Failure::new(ErrorKind::Unsupported, what));
     }
-    if hold.fair && !hold.engine.capabilities.fair {
-        return unsupported("a fair lock cannot be handed over; leave out `fair` for this key");
+    if hold.downgrades.load(Ordering::Acquire) {
+        let what =
+            "it is being made a reader's lock, which the server has not confirmed; hand it over after that";
+        return Err(Failure::new(ErrorKind::Conflict, what));
     }
     if !(MIN_LEASE..=MAX_LEASE).contains(&at_most) {
         return Err(Failure::invalid_config(format!(
@@ -195,7 +193,7 @@ impl HandingOver {
             let cause = "the backend no longer had it under our token";
             return Err(fail(Failure::new(ErrorKind::NotHeld, cause)));
         }
-        let baton = Baton::new(hold.engine.name, hold.key.clone(), token, hold.fence, until);
+        let baton = Baton::new(hold.engine.name, (hold.key.clone(), hold.mode()), token, hold.fence, until);
         Ok(LeftKey { from: self, baton, withdrawn })
     }
 }

@@ -1,5 +1,6 @@
 //! Handing a lock over, and taking it over.
 
+use std::collections::HashMap;
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::locks::Locks;
 use crate::handles::requirement::check_takes_over;
+use crate::handles::semaphore::Semaphore;
 
 /// A lock that is about to be handed over: to be awaited. See [`Guard::hand_over`].
 #[derive(Debug)]
@@ -94,8 +96,10 @@ impl Guard {
     /// * **A failure that may pass is asked again** until the lease would have ended, unless
     ///   [`with_rechecks(0)`](Lock::with_rechecks) says otherwise.
     ///
-    /// One request. The lock must be held alone and not be `fair`; a lock that a session keeps cannot leave it, and a
-    /// quorum has no tokens of its own: see [`Requirement::HandOver`](crate::Requirement::HandOver).
+    /// One request. A reader's share and permits are handed over as they are held, where the backend
+    /// [can](crate::Capabilities::hands_over_shares): they count as taken meanwhile. The lock must not be `fair`. A
+    /// lock that a session keeps cannot leave it, and a quorum has no tokens of its own: see
+    /// [`Requirement::HandOver`](crate::Requirement::HandOver).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -114,9 +118,9 @@ impl Guard {
     ///
     /// Nothing was changed, and the guard holds as before:
     ///
-    /// * [`ErrorKind::Unsupported`]: the backend cannot; the lock is fair, read, or permits; it is a leader's term or
-    ///   the lock of a job.
-    /// * [`ErrorKind::Conflict`]: it has further shares, as above.
+    /// * [`ErrorKind::Unsupported`]: the backend cannot, or not in this mode; the lock is fair; it is a leader's term
+    ///   or the lock of a job.
+    /// * [`ErrorKind::Conflict`]: it has further shares, as above, or is being downgraded.
     /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the time is out of bounds.
     /// * [`ErrorKind::Suspect`], [`ErrorKind::Lost`] and [`ErrorKind::NotHeld`] as of [`check`](Self::check).
     ///
@@ -221,9 +225,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the baton is one of another key or kind of
-    ///   backend.
-    /// * [`ErrorKind::Unsupported`]: the backend cannot, or the lock is not held alone.
+    /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the baton is one of another key, kind of
+    ///   backend or [mode](Baton::mode): a reader's is taken over by [`Lock::read`], and permits by as many.
+    /// * [`ErrorKind::Unsupported`]: the backend cannot, or not in this mode.
     ///
     /// The acquire has these of its own, beside those of every [`acquire`](Self::acquire):
     ///
@@ -237,7 +241,8 @@ impl Lock {
     /// When the acquire is dropped midway, the baton is as before, or the lock is released in the background.
     pub fn from_baton(&self, baton: &Baton) -> Result<Self> {
         let refuse = |failure| Err(self.error(Operation::Acquire, failure));
-        if let Err(failure) = check_takes_over(self.options(), &self.engine().capabilities) {
+        let lock = self.clone().taking_over(baton.token(), baton.mode());
+        if let Err(failure) = check_takes_over(lock.options(), &self.engine().capabilities) {
             return refuse(failure);
         }
         // One that is invalid is refused by the acquire.
@@ -250,7 +255,19 @@ impl Lock {
                 "the baton is one of a lock on {theirs:?}, and this is one on {ours:?}"
             )));
         }
-        Ok(self.clone().taking_over(baton.token()))
+        Ok(lock)
+    }
+}
+
+impl Semaphore {
+    /// Returns the semaphore whose acquire takes over permits that were handed over by [`Guard::hand_over`], as
+    /// [`Lock::from_baton`] does: as many as were held.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::from_baton`].
+    pub fn from_baton(&self, baton: &Baton) -> Result<Self> {
+        Ok(self.clone().with_lock(self.lock().from_baton(baton)?))
     }
 }
 
@@ -266,7 +283,7 @@ impl Locks {
     ///
     /// As the acquire of [`Lock::from_baton`].
     pub async fn take_over(&self, baton: &Baton) -> Result<Guard> {
-        self.lock(baton.key()).from_baton(baton)?.acquire().await
+        self.lock(baton.key()).with_mode(baton.mode()).from_baton(baton)?.acquire().await
     }
 
     /// Takes over all that was handed over by [`BatchGuard::hand_over_all`], as a batch: all of it or nothing.
@@ -278,11 +295,22 @@ impl Locks {
     /// Those of [`take_over`](Self::take_over), for the first lock that cannot be had. The locks that were taken over
     /// before it are released then: their batons are used up.
     ///
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig), before any request: two different batons of one
+    /// key, of which one at most can be taken over.
+    ///
     /// # Cancel safety
     ///
     /// When dropped midway, what was taken over is released in the background, and the other batons are as before.
     pub async fn take_over_all<'a>(&self, batons: impl IntoIterator<Item = &'a Baton>) -> Result<BatchGuard> {
-        let take = |baton: &Baton| self.lock(baton.key()).from_baton(baton);
+        let mut of_keys: HashMap<&str, &Baton> = HashMap::new();
+        let take = |baton: &'a Baton| {
+            let lock = self.lock(baton.key()).with_mode(baton.mode());
+            if of_keys.insert(baton.key(), baton).is_some_and(|other| other != baton) {
+                let what = "two different batons of this key; bring the one that was handed over last";
+                return Err(lock.error(Operation::Acquire, Failure::invalid_config(what)));
+            }
+            lock.from_baton(baton)
+        };
         let locks = batons.into_iter().map(take).collect::<Result<Vec<_>>>()?;
         Batch::of(locks).acquire().await
     }
@@ -293,7 +321,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::backend::Attempt;
+    use crate::backend::{Attempt, Mode};
     use crate::engine::Spec;
     use crate::handles::options::Options;
     use crate::telemetry::Site;
@@ -301,7 +329,23 @@ mod tests {
 
     fn baton(backend: &str) -> Baton {
         let (key, token) = (Key::new("k").unwrap(), Token::random().unwrap());
-        Baton::new(backend, key, token, None, std::time::SystemTime::now())
+        Baton::new(backend, (key, Mode::Exclusive), token, None, std::time::SystemTime::now())
+    }
+
+    #[tokio::test]
+    async fn two_batons_of_one_key_are_refused_by_a_batch_and_stay_as_they_are() {
+        let locks = Locks::new(Memory::new());
+        let (first, second) = (locks.lock("first"), locks.lock("second"));
+        let old = first.acquire().await.unwrap().hand_over().await.unwrap();
+        let new = locks.take_over(&old).await.unwrap().hand_over().await.unwrap();
+        let other = second.acquire().await.unwrap().hand_over().await.unwrap();
+        for batons in [[&other, &old, &new], [&new, &other, &old]] {
+            let error = locks.take_over_all(batons).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+            assert!(error.to_string().contains("first"), "{error}");
+        }
+        let guard = locks.take_over_all([&other, &new, &other, &new]).await.unwrap();
+        assert_eq!(guard.fences().count(), 2);
     }
 
     /// As the request of a hand-over does that was dropped, and arrives after what retracts it.
@@ -331,12 +375,11 @@ mod tests {
         let error = locks.lock("other").from_baton(&ours).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         let error = locks.lock("k").read().from_baton(&ours).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         // Nor can it become a reader's, or fair, once it is to be taken over.
-        for later in [Lock::read, |lock: Lock| lock.with_fairness(true)] {
-            let lock = later(locks.lock("k").from_baton(&ours).unwrap());
-            assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::Unsupported);
-        }
+        let lock = || locks.lock("k").from_baton(&ours).unwrap();
+        assert_eq!(lock().read().acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+        assert_eq!(lock().with_fairness(true).acquire().await.unwrap_err().kind(), ErrorKind::Unsupported);
         let error = locks.take_over(&ours).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotHeld);
         assert!(locks.inspect("k").await.unwrap().is_none(), "nothing is made anew");

@@ -273,9 +273,9 @@ impl Lock {
         self
     }
 
-    /// The same lock, which is taken over by this token and not otherwise.
-    pub(super) const fn taking_over(mut self, token: Token) -> Self {
-        self.options.takes_over = Some(token);
+    /// The same lock, which is taken over by this token, left in this mode, and not otherwise.
+    pub(super) const fn taking_over(mut self, token: Token, mode: Mode) -> Self {
+        self.options.takes_over = Some((token, mode));
         self
     }
 

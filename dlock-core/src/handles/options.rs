@@ -85,8 +85,8 @@ pub(crate) struct Options {
     pub(crate) resizable: bool,
     /// What who has it does, where that is more than to hold a lock: said by the handle too.
     pub(crate) role: Option<Role>,
-    /// What was left under this token is taken over, and nothing else: said by the handle too.
-    pub(crate) takes_over: Option<Token>,
+    /// What was left under this token in this mode is taken over, and nothing else: said by the handle too.
+    pub(crate) takes_over: Option<(Token, Mode)>,
 }
 
 /// What somebody who holds a lock does.

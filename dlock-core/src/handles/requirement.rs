@@ -151,16 +151,31 @@ pub(crate) fn check_hold_at_least(
 /// Refuses a lock that is to be taken over, where that cannot be.
 pub(crate) fn check_takes_over(options: &Options, capabilities: &Capabilities) -> Result<(), Failure> {
     check(&[Requirement::HandOver], capabilities)?;
-    let Options { mode, fair, role, .. } = *options;
+    let Options { mode, fair, role, takes_over, .. } = *options;
     if role.is_some() {
         let what = "a leader's term and the lock of a job are not taken over from a baton; take the lock over by itself";
         return Err(Failure::new(crate::error::ErrorKind::Unsupported, what));
     }
-    if mode.is_exclusive() && (!fair || capabilities.fair) {
-        return Ok(());
+    // The number of permits that there are may have been changed since.
+    if let Some((_, left)) = takes_over.filter(|(_, left)| !left.has_same_part(&mode)) {
+        return Err(Failure::invalid_config(format!(
+            "the baton is one of a lock that was held as `{left}`, and this asks for `{mode}`; take it over as it was \
+             held, or by `Locks::take_over`"
+        )));
     }
-    let what = "only a lock that is held alone, and is not fair, can be taken over; leave out `fair`, and take it over \
-                for writing";
+    check_handing_over(mode, fair, capabilities)
+}
+
+/// Refuses to hand a lock over, or to take it over, that is held in a way that the backend keeps where it is.
+pub(crate) fn check_handing_over(mode: Mode, fair: bool, capabilities: &Capabilities) -> Result<(), Failure> {
+    check(&[Requirement::HandOver], capabilities)?;
+    let what = if fair && !capabilities.fair {
+        "a fair lock cannot be handed over; leave out `fair` for this key"
+    } else if !mode.is_exclusive() && !capabilities.hands_over_shares {
+        "the backend hands over only what is held alone, and neither the share of a reader nor permits"
+    } else {
+        return Ok(());
+    };
     Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }
 

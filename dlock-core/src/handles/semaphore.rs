@@ -59,6 +59,14 @@ impl Semaphore {
         Self { lock: lock.with_mode(Mode::Permits { of: permits, take: 1 }), permits }
     }
 
+    pub(crate) const fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    pub(crate) fn with_lock(self, lock: Lock) -> Self {
+        Self { lock, ..self }
+    }
+
     /// Sets how many permits an acquire takes, all or none. Default 1; 1 to all of them.
     pub fn take(self, permits: u32) -> Self {
         Self { lock: self.lock.with_mode(Mode::Permits { of: self.permits, take: permits }), ..self }

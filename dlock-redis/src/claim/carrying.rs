@@ -16,10 +16,10 @@ impl RedisClaim {
         let who = Who::of(&self.request);
         let request = self.step(Step::Acquire { lease: self.lease(), listens: false, fences: 1, who });
         let client = Arc::clone(&self.client);
-        let asked = RequestTakeOver { request: &request, left };
+        let asked = RequestTakeOver { request: &request, left, mode: self.request.mode };
         let reply = client.servers.carry_out(&asked, self.patience(), &mut self.unanswered).await?;
         match reply.answer {
-            Answer::Done(false) => Ok(Attempt::Busy(Busy::default())),
+            Answer::Done(false) | Answer::KeptOut { .. } => Ok(Attempt::Busy(Busy::default())),
             // Several hold it, or stand in line for it.
             Answer::NoLock => {
                 let holder = inspect_granted(&self.client, &self.names).await?;

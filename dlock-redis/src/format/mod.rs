@@ -2,6 +2,7 @@
 //!
 //! Each form is a module with its scripts, how they are called, and what their replies mean.
 
+mod carry;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod hostile;
 mod plain;
@@ -14,11 +15,11 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dlock_core::backend::{LEFT_BEHIND, Mode, Occupancy};
+use dlock_core::backend::{Mode, Occupancy};
 use dlock_core::{Failure, Holder, Token};
 use redis::{Cmd, Value};
 
-pub(crate) use self::plain::{LEAVE, TEXT as PLAIN};
+pub(crate) use self::plain::{LEAVE, TAKE_OVER, TEXT as PLAIN};
 use crate::keys::Names;
 use crate::request::{Answer, By, CallNumber, Probe, Request, RequestAll, ShareRequest, Step, TakenAll};
 
@@ -26,9 +27,6 @@ use crate::request::{Answer, By, CallNumber, Probe, Request, RequestAll, ShareRe
 const LONGEST_VALUE: usize = 512;
 
 const FENCE: &str = concat!(include_str!("head.lua"), include_str!("fence.lua"));
-
-/// Only our own form leaves a key, so that only of that something is taken over.
-pub(crate) const TAKE_OVER: &str = concat!(include_str!("head.lua"), include_str!("plain_take_over.lua"));
 
 /// Makes the call that draws a fence for a lock that is held.
 pub(crate) fn draw(names: &Names, number: CallNumber) -> Cmd {
@@ -490,36 +488,6 @@ impl Format {
         }
         command.arg(meant);
         command
-    }
-
-    /// Makes the call that releases a lock and leaves its key taken for so many milliseconds. Rarely used, so that
-    /// servers need not keep the script.
-    pub(crate) fn leave(&self, names: &Names, token: &Token, millis: u64, number: CallNumber) -> Cmd {
-        let (ours, left_behind) = (plain::hex(token), plain::hex(&token.left_behind()));
-        let mut command = redis::cmd("EVAL");
-        command.arg(LEAVE).arg(1).arg(&*names.lock).arg(&ours).arg(&left_behind);
-        command.arg(LEFT_BEHIND).arg(millis).arg(number.0);
-        command
-    }
-
-    /// Makes the call that takes over what was left under the token `left`. Rarely used, so that servers need not keep
-    /// the script.
-    pub(crate) fn call_take_over(&self, request: &Request, left: &Token, number: CallNumber) -> Cmd {
-        let mut call = redis::cmd("EVAL");
-        let Step::Acquire { lease, who, .. } = &request.step else { return call };
-        let mut line = Vec::new();
-        who.write(&mut line);
-        call.arg(TAKE_OVER).arg(2).arg(&*request.names.lock).arg(&*request.names.counter).arg(number.0);
-        call.arg(&plain::hex(&request.token)).arg(&plain::hex(left)).arg(*lease).arg(line);
-        call
-    }
-
-    /// Reads what came of it; `None` when it makes no sense.
-    pub(crate) fn read_take_over(&self, result: Value) -> Option<Answer> {
-        match result {
-            Value::Int(fence @ 1..) => Some(Answer::Granted(fence.unsigned_abs())),
-            result => plain::answer(result),
-        }
     }
 
     /// Makes a call with nothing to do, which teaches the server the script and shows whether the user may run it. Some

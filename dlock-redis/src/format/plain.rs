@@ -18,6 +18,7 @@ pub(super) const RIGHTS: &str = include_str!("plain_rights.lua");
 pub(super) const ALONE: &str = include_str!("plain_alone.lua");
 pub(super) const FORCE: &str = include_str!("plain_force.lua");
 pub(crate) const LEAVE: &str = include_str!("plain_leave.lua");
+pub(crate) const TAKE_OVER: &str = concat!(include_str!("head.lua"), include_str!("plain_take_over.lua"));
 pub(super) const LOOK: &str = include_str!("plain_look.lua");
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));

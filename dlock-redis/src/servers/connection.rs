@@ -209,14 +209,14 @@ impl Connection {
         take_over: &RequestTakeOver<'_>,
         asking: bool,
     ) -> Result<Reply, Fault> {
-        let RequestTakeOver { request, left } = take_over;
+        let RequestTakeOver { request, left, mode } = take_over;
         if !request.clock.as_ref().is_none_or(RequestClock::written) {
             return Err(Fault::Unsent("nobody waits for the answer any more"));
         }
         let format = &self.wire.options.format;
-        let call = |number| format.call_take_over(request, left, number);
+        let call = |number| format.call_take_over(request, (left, *mode), number);
         let reply = self.carry_out_apart(call, asking, self.wire.options.replicas).await?;
-        let reply = reply.read(|reply| format.read_take_over(reply))?;
+        let reply = reply.read(|reply| format.read_take_over(reply, *mode))?;
         answered(reply.answer, reply.acknowledged)
     }
 

@@ -188,7 +188,10 @@ impl Worker {
     /// Several batons, all or none.
     async fn take_batch(&mut self) {
         let batons = (0..self.rng.usize(1..=3)).map_while(|_| world(|w| w.any_baton(&mut self.rng)));
-        let batons: Vec<Baton> = batons.collect();
+        let mut batons: Vec<Baton> = batons.collect();
+        // Two different ones of one key are refused; the same one may be given twice.
+        let all = batons.clone();
+        batons.retain(|baton| all.iter().find(|first| first.key() == baton.key()) == Some(baton));
         let Some(first) = batons.first() else { return self.give_batch().await };
         let called = self.begin_to_take(first.key(), Some(30_000), 3);
         let result = self.locks.take_over_all(&batons).await;

@@ -385,6 +385,16 @@ impl Server for MysqlServer {
         self.let_others_read(on, key, token, lease).await
     }
 
+    async fn leave_share(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        token: &Token,
+        taken_for: Duration,
+    ) -> SqlResult<bool> {
+        self.leave_several(on, key, token, taken_for).await
+    }
+
     async fn occupancy(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Occupancy> {
         self.all_who_hold(on, key).await
     }

@@ -33,7 +33,7 @@ const KEPT_OUT: i64 = 4;
 const CONFLICT: i64 = 5;
 
 /// How many permits the row `of` says there are.
-fn permits(of: &str) -> String {
+pub(super) fn permits(of: &str) -> String {
     format!(
         "IF(LOCATE(' {SEVERAL}=', {of}.holder) = 0, 0, CAST(SUBSTRING_INDEX(SUBSTRING_INDEX({of}.holder, ' {SEVERAL}=', -1), \
          ' ', 1) AS SIGNED))"
@@ -114,14 +114,19 @@ impl MysqlServer {
         let Line { look, is_taken, is_not_its_turn, mark, changes, place } = Line::of_attempt(&table, ask);
         // Whose turn it is, is said by the line alone.
         let has_no_turn = if ask.stand.is_some() { "FALSE" } else { "TRUE" };
+        // What is taken over stands there as ours by now, or there is nothing to take.
+        let (free, other_number, is_shown) = match ask.takes_over {
+            Some(_) => (BUSY, format!("(permits > 0) <> ({of} > 0)"), "AND @dlock_is_held"),
+            None => (GRANTED, format!("permits <> {of}"), ""),
+        };
         let judge = format!(
             "SELECT now, several, permits, since, last, CASE
                     WHEN {is_taken} AND NOT several THEN IF({is_semaphore}, {CONFLICT}, IF({is_alone_too}, {ADOPTED}, {BUSY}))
-                    WHEN several AND permits <> {of} AND (permits > 0 OR taken > 0) THEN {CONFLICT}
+                    WHEN several AND {other_number} AND (permits > 0 OR taken > 0) THEN {CONFLICT}
                     WHEN own IS NOT NULL THEN {ADOPTED}
                     WHEN {has_no_room} {is_not_its_turn} THEN {BUSY}
                     WHEN {has_no_turn} AND NOT prefers AND keeps_out > now THEN {KEPT_OUT}
-                    ELSE {GRANTED} END AS came_to,
+                    ELSE {free} END AS came_to,
                 CASE WHEN own IS NOT NULL THEN own WHEN {is_taken} AND NOT several THEN fence
                     ELSE GREATEST(fence + {fences}, now + {fences} - 1) END AS fence_of_it,
                 IF(since IS NULL, TRUE, prefers), CASE WHEN several AND {has_no_room} THEN first - now
@@ -196,12 +201,13 @@ impl MysqlServer {
                 CAST(@dlock_several AS SIGNED), CAST(@dlock_may_prefer AS SIGNED), CAST(@dlock_left AS SIGNED),
                 found.fence, CAST(found.expires - @dlock_now AS SIGNED), found.holder, {place}
             FROM (SELECT 1) AS one LEFT JOIN (SELECT held.fence, held.expires, held.holder FROM {table} AS held
-                WHERE @dlock_came_to > {ADOPTED} AND (@dlock_several AND {} OR NOT @dlock_several AND held.`key` = {key} AND NOT @dlock_is_turn)
+                WHERE @dlock_came_to > {ADOPTED} AND (@dlock_several AND {} OR NOT @dlock_several AND held.`key` = {key} AND NOT @dlock_is_turn {is_shown})
                 ORDER BY held.expires LIMIT 1) AS found ON TRUE",
             shares(&beside)
         );
         // What an earlier step of this connection came to is no answer to this one.
         let mut statements = vec!["SET @dlock_came_to = NULL".to_owned(), lock];
+        statements.extend(ask.takes_over.iter().flat_map(|left| self.move_share(ask, left)));
         statements.extend(look);
         statements.extend([judge, change]);
         if !is_alone {

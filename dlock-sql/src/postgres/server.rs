@@ -382,6 +382,16 @@ impl Server for PostgresServer {
         self.let_others_read(on, key, token, lease).await
     }
 
+    async fn leave_share(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+        taken_for: Duration,
+    ) -> SqlResult<bool> {
+        self.leave_several(on, key, token, taken_for).await
+    }
+
     async fn occupancy(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Occupancy> {
         self.all_who_hold(on, key).await
     }

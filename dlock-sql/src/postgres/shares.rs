@@ -103,6 +103,11 @@ impl PostgresServer {
             ON CONFLICT (key) DO UPDATE SET token = held.token WHERE false",
             Bytes(bytes(&ask.key)).literal()
         );
+        // What is taken over stands there as ours by now, or there is nothing to take.
+        let (free, other_number, is_shown) = match ask.takes_over {
+            Some(_) => ("busy", "(permits > 0) <> (of > 0)", "AND is_held"),
+            None => ("granted", "permits <> of", ""),
+        };
         let take = format!(
             r"WITH {asked}, {standing}, total AS MATERIALIZED (
                 SELECT coalesce(sum(taken), 0) AS taken, min(expires) AS first, max(expires) AS last,
@@ -116,12 +121,12 @@ impl PostgresServer {
                 SELECT CASE
                     WHEN {is_taken} AND NOT several THEN CASE WHEN of > 0 THEN 'conflict'
                         WHEN alone = 1 AND main.token = asked.token THEN 'adopted' ELSE 'busy' END
-                    WHEN several AND permits <> of AND (permits > 0 OR total.taken > 0) THEN 'conflict'
+                    WHEN several AND {other_number} AND (permits > 0 OR total.taken > 0) THEN 'conflict'
                     WHEN total.own IS NOT NULL THEN 'adopted'
                     WHEN CASE WHEN alone = 1 THEN total.taken > 0 ELSE of > 0 AND total.taken + take > of END THEN 'busy'
                     {is_not_its_turn}
                     WHEN {has_no_turn} AND EXISTS (SELECT FROM preferred WHERE NOT is_own AND until > now) THEN 'kept out'
-                    ELSE 'granted' END AS verdict
+                    ELSE '{free}' END AS verdict
                 FROM asked, main, total
             ), changed AS (
                 UPDATE {table} AS held SET
@@ -158,7 +163,7 @@ impl PostgresServer {
                     expires = excluded.expires
                 RETURNING 1
             ){changes}, seen AS (
-                (SELECT 0, fence, expires, holder FROM main WHERE NOT several AND NOT is_turn)
+                (SELECT 0, fence, expires, holder FROM main WHERE NOT several AND NOT is_turn {is_shown})
                 UNION ALL (SELECT taken, fence, expires, holder FROM shares ORDER BY expires LIMIT 1)
             )
             SELECT verdict, coalesce(total.own, (SELECT fence FROM changed)), permits, several,
@@ -178,7 +183,9 @@ impl PostgresServer {
             ),
             seen_left = us("greatest(now, least(seen.expires, now + interval '1 year')) - now"),
         );
-        let row = self.in_one_message(on, &[lock, take]).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let moved = ask.takes_over.map(|left| self.move_share(ask, &left));
+        let statements: Vec<_> = [lock].into_iter().chain(moved).chain([take]).collect();
+        let row = self.in_one_message(on, &statements).await?.ok_or(sqlx::Error::RowNotFound)?;
         let permits = u32::try_from(row.try_get::<i64, _>(2)?).unwrap_or_default();
         let (verdict, several): (&str, bool) = (row.try_get(0)?, row.try_get(3)?);
         Ok(match verdict {

@@ -95,6 +95,11 @@ impl<S: Server> RowClaim<S> {
         if (self.shared || is_in_line) && taken_for.is_none() {
             return self.release_share().await;
         }
+        if let Some(taken_for) = taken_for
+            && self.request.mode != Mode::Exclusive
+        {
+            return self.leave_share(taken_for).await;
+        }
         let released = if let Some(taken_for) = taken_for {
             connections.within(Kind::Release, Leave(key.clone(), *token, taken_for), *limit).await?
         } else {

@@ -71,6 +71,8 @@ pub struct ShareAsk {
     pub(crate) fences: u32,
     /// Whether it keeps newcomers out when it has to wait for several.
     pub(crate) prefers: bool,
+    /// The token of what was left, where that is taken over, and nothing else.
+    pub(crate) takes_over: Option<Token>,
     /// What it says of its place, where it is to have its turn.
     pub(crate) stand: Option<Stand>,
 }
@@ -88,6 +90,7 @@ impl ShareAsk {
             line,
             fences,
             prefers: request.has_preference(),
+            takes_over: request.takes_over,
             stand,
         }
     }

@@ -55,6 +55,7 @@ steps! {
     TakeShare(ask: ShareAsk) -> ShareTaken = take_share(ask), false, false;
     ReleaseShare(key: Key, token: Token, fair: bool) -> bool = release_share(key, token, *fair), false, false;
     Downgrade(key: Key, token: Token, lease: Duration) -> bool = downgrade(key, token, *lease), false, false;
+    LeaveShare(key: Key, token: Token, taken_for: Duration) -> bool = leave_share(key, token, *taken_for), false, false;
     RenewShares(leases: Vec<Lease>) -> Option<HashSet<usize>> = renew_shares(leases), false, false;
     LookInLine(key: Key, token: Token, place: i64) -> Option<LineSeen> = look_in_line(key, token, *place), false, true;
     Occupy(key: Key) -> Occupancy = occupancy(key), false, true;

@@ -313,6 +313,11 @@ impl Claim for SqliteClaim {
         }
         let until = self.until();
         let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
+        if self.request.mode != Mode::Exclusive {
+            let left = self.leave_share(&database, writer, (taken_for, until)).await?;
+            self.has_nothing();
+            return Ok(left);
+        }
         let (mut turn, _) = database.connections.writer(writer, until).await?;
         let ClaimRequest { key, token, .. } = &self.request;
         let answer = turn

@@ -222,6 +222,7 @@ impl Backend for Sqlite {
             .with_fairness_on_request()
             .with_leaving()
             .with_handing_over()
+            .with_handing_over_of_shares()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

@@ -5,6 +5,7 @@ mod basic;
 mod batches;
 mod cancelling;
 pub(super) mod carrying;
+pub(super) mod carrying_shares;
 pub(super) mod downgrading;
 mod dropping;
 mod electing;
@@ -63,6 +64,7 @@ pub(super) const ALL: &[&[Case]] = &[
     fairness::CASES,
     leaving::CASES,
     carrying::CASES,
+    carrying_shares::CASES,
     once::CASES,
     runtimes::CASES,
 ];

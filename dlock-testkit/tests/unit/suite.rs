@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use dlock_core::{Backend, Capabilities, Failure};
 use dlock_testkit::conformance::{
-    ADMINISTRATION, Arguments, CARRYING, Case, DOWNGRADING, FAIRNESS, Harness, LEAVING, PERMITS, SHARING,
-    WAITERS, WITH_FENCES, account_for, cases, is_wanted, tests,
+    ADMINISTRATION, Arguments, CARRYING, CARRYING_SHARES, Case, DOWNGRADING, FAIRNESS, Harness, LEAVING,
+    PERMITS, SHARING, WAITERS, WITH_FENCES, account_for, cases, is_wanted, tests,
 };
 use dlock_testkit::mutants::Mutation;
 
@@ -84,7 +84,7 @@ fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
         .map(Case::name)
         .collect();
     account_for(&Capabilities::basic(), &[&named]).unwrap();
-    let modes: &[&[&str]] = &[SHARING, DOWNGRADING, PERMITS, FAIRNESS, LEAVING, CARRYING];
+    let modes: &[&[&str]] = &[SHARING, DOWNGRADING, PERMITS, FAIRNESS, LEAVING, CARRYING, CARRYING_SHARES];
     account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat()).unwrap();
     account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION], modes].concat()).unwrap_err();
     account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], &modes[1..]].concat())

@@ -99,16 +99,13 @@ impl MemoryClaim {
     fn leave_for(&self, taken_for: Duration) -> Withdrawal {
         let now = self.shared.clock.now();
         let (key, token) = (&self.request.key, self.request.token);
+        let (left, until) = (token.left_behind(), now + taken_for);
         let mut state = self.shared.state();
-        match state.locks.get_mut(key) {
-            Some(entry) if entry.expires <= now => Withdrawal::ABSENT,
-            Some(entry) if entry.token == token.left_behind() => {
-                entry.expires = entry.expires.min(now + taken_for);
-                Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))
-            }
-            Some(entry) if entry.token == token => {
-                entry.token = token.left_behind();
-                (entry.expires, entry.left_behind, entry.signal) = (now + taken_for, true, None);
+        let is_left = state.entry_mut(key, left).is_some();
+        match state.entry_mut(key, if is_left { left } else { token }) {
+            Some(entry) if entry.expires > now => {
+                entry.expires = if is_left { entry.expires.min(until) } else { until };
+                (entry.token, entry.left_behind, entry.signal) = (left, true, None);
                 Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))
             }
             _ => Withdrawal::ABSENT,

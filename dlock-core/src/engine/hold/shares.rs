@@ -48,7 +48,7 @@ pub(in crate::engine) enum Uncarried {
     Released,
     /// It is handed over already.
     Carried,
-    /// It has further shares, or reads.
+    /// It has further shares.
     Shared,
 }
 
@@ -62,12 +62,12 @@ impl Hold {
     /// Has a hold that is held alone count as a reader's from now on, and for good. Whether that can be: not while
     /// another share may rely on being alone.
     pub(in crate::engine) fn read_only(&self) -> bool {
-        self.mark_only_share(READS).is_ok()
+        self.mark_only_share(READS, 0).is_ok()
     }
 
-    /// Marks the hold as handed over, if there is one share of it and nobody gave it up to be alone.
+    /// Marks the hold as handed over, if there is one share of it.
     pub(in crate::engine) fn carry(&self) -> Result<(), Uncarried> {
-        self.mark_only_share(CARRIED).map_err(|shares| match shares {
+        self.mark_only_share(CARRIED, READS).map_err(|shares| match shares {
             0 => Uncarried::Released,
             shares if shares & CARRIED != 0 => Uncarried::Carried,
             _ => Uncarried::Shared,
@@ -85,10 +85,11 @@ impl Hold {
         self.shares.load(Ordering::Acquire) & CARRIED != 0
     }
 
-    /// Sets `mark` if there is one share and no mark; else returns the number.
-    fn mark_only_share(&self, mark: u64) -> Result<(), u64> {
+    /// Sets `mark` if there is one share and no mark but `beside`; else returns the number.
+    fn mark_only_share(&self, mark: u64, beside: u64) -> Result<(), u64> {
         let only = |shares: u64| {
-            let is_one = [ShareKind::Plain, ShareKind::Nested].iter().any(|kind| kind.one() == shares);
+            let kinds = [ShareKind::Plain, ShareKind::Nested];
+            let is_one = kinds.iter().any(|kind| kind.one() == shares & !beside);
             is_one.then_some(shares | mark)
         };
         self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, only).map(drop)

@@ -1,6 +1,7 @@
 //! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found such.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlock_core::Failure;
 use dlock_core::backend::{Attempt, Busy, Grant, Mode, Validity, Withdrawal};
@@ -10,7 +11,7 @@ use super::{ShareAsk, ShareTaken};
 use crate::rows::RowClaim;
 use crate::rows::connections::Kind;
 use crate::rows::line::Place;
-use crate::rows::steps::{ReleaseShare, TakeShare};
+use crate::rows::steps::{LeaveShare, ReleaseShare, TakeShare};
 use crate::server::Server;
 use crate::stored;
 
@@ -46,6 +47,9 @@ impl<S: Server> RowClaim<S> {
                 self.stands(place, &mut busy);
                 Ok(Attempt::Busy(busy))
             }
+            ShareTaken::Conflict(_) if self.request.takes_over.is_some() => {
+                Ok(Attempt::Busy(Busy::default()))
+            }
             ShareTaken::Conflict(other) => Err(self.conflict(other)),
         }
     }
@@ -54,6 +58,14 @@ impl<S: Server> RowClaim<S> {
     pub(in crate::rows) fn conflict(&self, other: Mode) -> Failure {
         let what = || Failure::unavailable("the key is used in another way");
         self.request.mode.conflict(&other).unwrap_or_else(what)
+    }
+
+    /// Leaves what this claim has for so long, or no longer than it is left already.
+    pub(in crate::rows) async fn leave_share(&self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        let request = &self.request;
+        let step = LeaveShare(request.key.clone(), request.token, taken_for);
+        let left = self.rows.connections.within(Kind::Release, step, request.request_timeout).await?;
+        Ok(if left { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
     }
 
     /// Takes away what this claim has, its preference, and its place in line.

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Validity, Withdrawal};
-use dlock_core::{ErrorKind, Failure};
+use dlock_core::{ErrorKind, Failure, Holder, Token};
 use sqlx::sqlite::SqliteConnection;
 
 use super::state::{State, Verdict, later, put};
@@ -77,7 +77,11 @@ async fn take(
     let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
     let (key, now) = (&request.key, time::now());
     let mut state = State::read(database, &mut writing, key, Some(&request.token), now).await?;
-    let taken = match state.judge(request) {
+    let verdict = match request.takes_over {
+        None => state.judge(request),
+        Some(left) => take_what_was_left(database, &mut writing, request, (&left, &state)).await?,
+    };
+    let taken = match verdict {
         // Nothing was written.
         Verdict::Conflict(other) => return Ok(Taken::Conflict(other)),
         Verdict::Busy(free_at) => {
@@ -112,6 +116,27 @@ async fn take(
     };
     writing.commit().await?;
     Ok(taken)
+}
+
+/// Makes room for the claim where a share was left under this token, which is another one from then on.
+async fn take_what_was_left(
+    database: &Database,
+    on: &mut SqliteConnection,
+    request: &ClaimRequest,
+    (left, state): (&Token, &State),
+) -> Result<Verdict, sqlx::Error> {
+    if state.own.is_some() {
+        return Ok(Verdict::Free);
+    }
+    let found = State::read(database, on, &request.key, Some(left), state.now).await?;
+    let share = |(fence, line): &(i64, String)| stored::share(line, *fence, Duration::ZERO, found.permits());
+    let is_left = |holder: &Holder| holder.left_behind && holder.mode.has_same_part(&request.mode);
+    if found.own.as_ref().map(share).filter(is_left).is_none() {
+        return Ok(Verdict::Busy(found.first));
+    }
+    let delete = sqlx::query(database.statements.shares.delete.clone()).bind(own(&request.key, left));
+    delete.execute(on).await?;
+    Ok(Verdict::Free)
 }
 
 /// The lock is held alone from now on.
@@ -172,7 +197,7 @@ async fn take_share(
         }
     };
     let preferred = state.prefer_no_more(&request.token);
-    if let Some(of) = mode.permits() {
+    if let Some(of) = mode.permits().filter(|_| request.takes_over.is_none()) {
         state.set_permits(of);
     }
     if preferred || mode.permits().is_some() || anew && state.has_preferred() {
@@ -206,6 +231,25 @@ impl SqliteClaim {
             self.unsettled = None;
         }
         downgraded
+    }
+
+    /// Leaves what this claim has for so long, or no longer than it is left already, as one transaction.
+    pub(in crate::sqlite) async fn leave_share(
+        &mut self,
+        database: &Arc<Database>,
+        writer: Writer,
+        (taken_for, until): (Duration, Until),
+    ) -> Result<Withdrawal, Failure> {
+        let used = Arc::new(OnceLock::new());
+        let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
+        let step = async move {
+            let (mut turn, lane) = database.connections.writer(writer, until).await?;
+            let _ = noted.set(lane);
+            let left = leave(&database, &mut turn, &request, (taken_for, until)).await;
+            drop(turn);
+            left.map_err(|error| classify(error, database.connections.path()))
+        };
+        self.detached(&used, step).await
     }
 
     /// Takes away what this claim has, and its preference, as one transaction.
@@ -260,6 +304,37 @@ async fn downgrade(
         .await?;
     writing.commit().await?;
     Ok(Renewed::Extended)
+}
+
+async fn leave(
+    database: &Database,
+    turn: &mut Turn<'_>,
+    request: &ClaimRequest,
+    (taken_for, until): (Duration, Until),
+) -> Result<Withdrawal, sqlx::Error> {
+    let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
+    let (key, left, now) = (&request.key, request.token.left_behind(), time::now());
+    let mut expires = later(now, taken_for);
+    let mut state = State::read(database, &mut writing, key, Some(&left), now).await?;
+    let (own_fence, line) = match state.own.take() {
+        // An earlier request has left it.
+        Some(before) => {
+            expires = expires.min(state.own_until);
+            before
+        }
+        None => {
+            state = State::read(database, &mut writing, key, Some(&request.token), now).await?;
+            let Some((fence, line)) = state.own.take() else { return Ok(Withdrawal::ABSENT) };
+            let delete = sqlx::query(database.statements.shares.delete.clone());
+            delete.bind(own(key, &request.token)).execute(&mut *writing).await?;
+            (fence, stored::left_share(&line))
+        }
+    };
+    let (fence, last_line, kept) = (state.last_fence(), state.last_line().to_owned(), state.until());
+    state.write_main(database, &mut writing, key, (fence, &last_line), Some(kept.max(expires))).await?;
+    put(database, &mut writing, own(key, &left), Some(left.as_bytes()), (own_fence, expires), line).await?;
+    writing.commit().await?;
+    Ok(Withdrawal::REMOVED)
 }
 
 async fn release(

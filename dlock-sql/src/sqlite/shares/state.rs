@@ -24,6 +24,8 @@ pub(in crate::sqlite) struct State {
     preferred: Option<Preferred>,
     /// The share of the one who asks, with its fence and what else its row says.
     pub(super) own: Option<(i64, String)>,
+    /// When that ends.
+    pub(super) own_until: i64,
     /// How much of it is taken, by all of them.
     pub(super) taken: i64,
     /// Who is first of those who wait in order.
@@ -127,6 +129,7 @@ impl State {
             of: 0,
             preferred: None,
             own: None,
+            own_until: now,
             taken: 0,
             first_in_line: row.try_get::<Option<&str>, _>(16)?.and_then(First::parse),
             first: now,
@@ -140,9 +143,10 @@ impl State {
         }
         state.of = row.try_get::<Option<i64>, _>(6)?.unwrap_or(0);
         if let (true, Some(fence)) = (is_of_now(10)?, row.try_get::<Option<i64>, _>(9)?)
-            && row.try_get::<i64, _>(11)? > now
+            && let until = row.try_get::<i64, _>(11)?
+            && until > now
         {
-            state.own = Some((fence, row.try_get(12)?));
+            (state.own, state.own_until) = (Some((fence, row.try_get(12)?)), until);
         }
         if let Some(taken) = row.try_get::<Option<i64>, _>(13)? {
             (state.taken, state.first, state.last) = (taken, row.try_get(14)?, row.try_get(15)?);
@@ -190,6 +194,11 @@ impl State {
     /// The fence of the last grant.
     pub(super) fn last_fence(&self) -> i64 {
         self.main.as_ref().map_or(0, |main| main.fence)
+    }
+
+    /// Until when the row of the key is taken.
+    pub(super) fn until(&self) -> i64 {
+        self.main.as_ref().map_or(self.now, |main| main.expires)
     }
 
     /// The line about the one who was granted last.
