@@ -63,12 +63,12 @@ pub use connect::{connect, from_url, quorum_from_url};
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, BatchKey, Baton, Campaign, Capabilities, Claim, Clock, DataVersion, Election,
-    Eligibility, Ended, Error, ErrorKind, Failure, Faults, Fence, Forced, Guard, HandOver, HandOverAll,
-    Health, Held, Holder, Key, KeyInMode, Leader, LeaderChanges, Lock, LockOnNodes, Locks, LocksBuilder,
-    MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeMark, NodeSetup, OnCrash, OnError, OnLost,
-    Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumInUse, QuorumVotes, Requirement, Result,
-    Segment, Segmented, Semaphore, Stats, Term, Timestamp, VersionCheck, Wait, backend, current_hold, read,
-    write,
+    Eligibility, Ended, Error, ErrorKind, Exported, Failure, Faults, Fence, Forced, Guard, HandOver,
+    HandOverAll, Health, Held, Holder, Key, KeyInMode, Leader, LeaderChanges, Lock, LockOnNodes, Locks,
+    LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeMark, NodeSetup, OnCrash,
+    OnError, OnLost, Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumInUse, QuorumVotes,
+    Requirement, Result, Segment, Segmented, Semaphore, Stats, Term, Timestamp, VersionCheck, Wait, backend,
+    current_hold, read, write,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
@@ -93,11 +93,6 @@ pub use registry::{in_current_scope, register, registered, set_default, with_bac
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("registry.md")]
 struct Readme;
-
-/// So do those of the page on observability.
-#[cfg(all(doctest, feature = "otel"))]
-#[doc = include_str!("../docs/observability.md")]
-struct ObservabilityPage;
 
 /// So do those of the page on Redis.
 #[cfg(all(doctest, feature = "redis"))]

@@ -6,7 +6,7 @@ use dlock::{Holder, Locks};
 use serde_json::json;
 
 use crate::show::{self, Line, Person};
-use crate::trouble::Trouble;
+use crate::trouble::{OTHER, Trouble};
 
 /// All locks that are held.
 pub(crate) async fn ls(locks: &Locks, json: bool) -> Result<u8, Trouble> {
@@ -32,6 +32,16 @@ pub(crate) async fn lines(locks: &Locks) -> Result<Vec<Line>, Trouble> {
         lines.push(Line { key, holder, waiting });
     }
     Ok(lines)
+}
+
+/// The key with this hash, among those that are held.
+pub(crate) async fn with_hash(locks: &Locks, hash: &str) -> Result<String, Trouble> {
+    let held = locks.holders().await?;
+    let found = held.iter().find(|(key, _)| key.hash_shown().eq_ignore_ascii_case(hash));
+    found.map(|(key, _)| key.as_str().to_owned()).ok_or_else(|| {
+        let hash = show::printable(hash);
+        Trouble::new(OTHER, format!("no lock that is held here has a key with the hash {hash}"))
+    })
 }
 
 /// Everything that is known of one lock.

@@ -64,6 +64,9 @@ enum Task {
     Inspect {
         /// The lock's key
         key: String,
+        /// KEY is the hash that log lines and spans show in place of a key: look for the key among those that are held
+        #[arg(long)]
+        hash: bool,
     },
     /// Ask whether the backend answers, and how fast
     Ping,
@@ -334,7 +337,11 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
     }
     match cli.task {
         Task::Ls => list::ls(&store::look_into(&url).await?, cli.json).await,
-        Task::Inspect { key } => list::inspect(&store::look_into(&url).await?, &key, cli.json).await,
+        Task::Inspect { key, hash } => {
+            let locks = store::look_into(&url).await?;
+            let key = if hash { list::with_hash(&locks, &key).await? } else { key };
+            list::inspect(&locks, &key, cli.json).await
+        }
         Task::Ping => doctor::ping(&store::look_into(&url).await?, cli.json).await,
         Task::Doctor => doctor::doctor(&store::look_into(&url).await?, cli.json).await,
         Task::Leader(task) => leader::leader(&store::look_into(&url).await?, &task, cli.json).await,

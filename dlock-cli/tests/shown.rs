@@ -80,3 +80,18 @@ fn whoever_reads_has_permits_or_left_a_key_taken_is_shown_as_such() {
         }
     }
 }
+
+#[test]
+fn the_hash_in_a_log_line_leads_to_the_lock_while_it_is_held() {
+    let store = Store::new();
+    let mut running = store.holding("room_4");
+    let inspected = store.dlock(["inspect", "--hash", "90f5fb40f5f3f42a"]).done();
+    assert!(inspected.out.starts_with("key         room_4\n"), "{} {}", inspected.out, inspected.err);
+    let document = store.dlock(["--json", "inspect", "--hash", "90F5FB40F5F3F42A"]).done().json();
+    assert_eq!(document["key"], "room_4");
+    running.finish();
+    assert_eq!(running.wait().code, 0);
+    let gone = store.dlock(["inspect", "--hash", "90f5fb40f5f3f42a"]).done();
+    assert_eq!(gone.code, 70, "{}", gone.out);
+    assert!(gone.err.contains("90f5fb40f5f3f42a"), "{}", gone.err);
+}

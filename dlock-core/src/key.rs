@@ -1,8 +1,10 @@
 //! The name of a lock.
 
 use std::borrow::Borrow;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
 
 use crate::failure::Failure;
 
@@ -53,6 +55,24 @@ impl Key {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Returns the first 16 hexadecimal digits of the key's SHA-256: what spans and log lines show in place of the key,
+    /// unless [`LocksBuilder::with_keys_shown`](crate::LocksBuilder::with_keys_shown) was called. To find the key of a
+    /// log line, compare its hash with that of each key that is held: `dlock inspect --hash` does so.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), dlock_core::Failure> {
+    /// assert_eq!(dlock_core::Key::new("room_4")?.hash_shown(), "90f5fb40f5f3f42a");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn hash_shown(&self) -> String {
+        let digest = Sha256::digest(self.as_str());
+        digest.iter().take(8).fold(String::with_capacity(16), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
     }
 }
 

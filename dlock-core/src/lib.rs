@@ -59,7 +59,7 @@ pub use handles::segment::{Segment, Segmented, SegmentedSection};
 pub use handles::semaphore::Semaphore;
 pub use holder::{Holder, Identity};
 pub use key::Key;
-pub use telemetry::Stats;
+pub use telemetry::{Exported, Stats};
 pub use token::Token;
 
 #[cfg(feature = "otel")]

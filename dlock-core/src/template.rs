@@ -71,9 +71,8 @@ impl Templates {
             tell(|| {
                 warn!(
                     target: "dlock",
-                    limit = LIMIT,
-                    "more templates were used than are counted one by one; further ones are counted as \"{OTHER}\". A \
-                     template is the pattern of keys, such as room_<id>: is a key passed instead?"
+                    "more than {LIMIT} templates were used: further ones are counted as \"{OTHER}\". A template is the \
+                     pattern of keys, such as room_<id>: is a key passed instead?"
                 );
             });
         }

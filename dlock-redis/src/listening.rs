@@ -168,9 +168,8 @@ impl ListeningConnection {
                     Err(Fault::Refused(text)) if !refusal(&text).is_transient() => {
                         let reason = refusal(&text);
                         if !self.said.swap(true, Ordering::Relaxed) {
-                            tell(
-                                || tracing::warn!(%reason, "releases are not notified, and waiters have to ask for them"),
-                            );
+                            let what = "releases are not notified, and waiters have to ask for them";
+                            tell(|| tracing::warn!({ dlock.reason = %reason }, "{what}"));
                         }
                         // Whoever may not listen asks from time to time.
                         let failure = Failure::unavailable(reason.message().to_owned());

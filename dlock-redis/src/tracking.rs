@@ -175,13 +175,9 @@ impl Tracking {
         let was_told = std::mem::replace(&mut refusal.told, true);
         drop(refusal);
         if self.most > 0 && !was_told {
-            tell(|| {
-                tracing::warn!(
-                    reason = %why,
-                    "the server sends no notifications of changes: a lock that another client deletes is known to be \
-                     lost at its next renewal"
-                );
-            });
+            let what = "the server sends no notifications of changes: a lock that another client deletes is known to be \
+                        lost at its next renewal";
+            tell(|| tracing::warn!({ dlock.reason = %why }, "{what}"));
         }
     }
 

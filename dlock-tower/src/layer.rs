@@ -102,7 +102,9 @@ where
                 .await;
             worked.unwrap_or_else(|error| {
                 // Not louder: in an outage there is one for each request, and the lock's span and warnings tell why.
-                dlock_core::backend::tell(|| tracing::debug!(%error, "a request was not served"));
+                dlock_core::backend::tell(
+                    || tracing::debug!({ dlock.failure = %error }, "a request was not served"),
+                );
                 let mut response = rejections.response(&error, grpc.is_some());
                 if let Some(grpc) = grpc {
                     // A client of gRPC-Web reads no other type than its own.

@@ -297,7 +297,17 @@ impl Config {
         if granted != self.session_timeout {
             let asked = self.session_timeout;
             let what = "the servers grant another session timeout";
-            tell(|| tracing::warn!(target: "dlock", backend = "zk", ?asked, ?granted, "{what}"));
+            tell(|| {
+                tracing::warn!(
+                    target: "dlock",
+                    {
+                        dlock.backend = "zk",
+                        dlock.asked = ?asked,
+                        dlock.granted = ?granted,
+                    },
+                    "{what}"
+                );
+            });
         }
         if granted / SILENCE > silence {
             // The server insists on a longer session: connections need not be given up as early as was asked for.

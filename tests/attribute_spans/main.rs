@@ -67,7 +67,7 @@ struct Template(String);
 
 impl Visit for Template {
     fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == "template" {
+        if field.name() == "dlock.template" {
             self.0 = format!(" {value}");
         }
     }

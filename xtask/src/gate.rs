@@ -169,7 +169,11 @@ const SUITES: &[Suite] = &[
     Suite::only_if_changed("dlock-schedules", &["dlock-core/src/engine/", "tests/schedules/"], 40),
     Suite::only_if_changed("dlock-models", &["models/"], 60),
     Suite::only_if_changed("dlock-rig", &["tests/rig/"], 45),
-    Suite::only_if_changed("otel-test", &["dlock-core/src/telemetry/", "tests/otel/"], 40),
+    Suite::only_if_changed(
+        "otel-test",
+        &["dlock-core/src/telemetry/", "tests/otel/", "docs/observability.md"],
+        40,
+    ),
 ];
 
 impl Suite {

@@ -90,7 +90,8 @@ fn snippets(page: &SourceFile, sources: &[SourceFile], found: &mut Vec<String>) 
     };
     let mut includes = sources.iter().filter(|source| source.path.ends_with(".rs")).filter(includes_it);
     let is_executed = includes.clone().any(|source| source.path.contains("tests/"));
-    let is_compiled = includes.any(|source| !source.path.contains("tests/"));
+    let is_compiled =
+        includes.any(|source| !source.path.contains("tests/") || source.path.ends_with("/src/lib.rs"));
     for (at, line) in (1..).zip(page.text.lines()) {
         let Some(language) = line.trim_start().strip_prefix("```") else { continue };
         let what = match language.split_once(',') {
@@ -163,6 +164,8 @@ mod tests {
         let test = ("tests/y.rs", "const PAGE: &str = include_str!(\"../docs/y.md\");");
         assert_eq!(found(&[rust]), ["docs/x.md:1: a snippet that no documentation test includes"]);
         assert_eq!(found(&[rust, doctest]), [""; 0]);
+        let elsewhere = "#[doc = include_str!(\"../../../docs/x.md\")]";
+        assert_eq!(found(&[rust, ("tests/z/src/lib.rs", elsewhere)]), [""; 0]);
         assert_eq!(found(&[sql, doctest]), ["docs/y.md:1: a snippet that no test executes"]);
         assert_eq!(found(&[sql, test]), [""; 0]);
         assert_eq!(

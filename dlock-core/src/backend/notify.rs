@@ -354,7 +354,8 @@ impl<S: Source> ConnectionKeeper<S> {
                 self.serve(&mut connection).await
             }
             Err(failure) => {
-                tell(|| tracing::debug!(target: "dlock", %failure, "no connection to listen for releases"));
+                let what = "no connection to listen for releases";
+                tell(|| tracing::debug!(target: "dlock", { dlock.failure = %failure }, "{what}"));
                 Disconnection::Broken
             }
         }

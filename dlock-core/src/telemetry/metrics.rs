@@ -10,6 +10,7 @@ use opentelemetry::metrics::{Counter, Histogram, MeterProvider, NoopMeterProvide
 use opentelemetry::{InstrumentationScope, KeyValue, global};
 use smallvec::SmallVec;
 
+use super::subject::{acquire_outcome, db_system};
 use super::{Loss, Site, spans};
 use crate::backend::ServerAddress;
 use crate::error::ErrorKind;
@@ -29,6 +30,8 @@ const SIZES: [f64; 10] = [1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 50
 /// The instruments of one `Locks`. Made when it is built: those made before the program has set its meter provider
 /// would stay silent for ever.
 pub(super) struct Metrics {
+    /// Whether the meter measures.
+    measures: bool,
     store: Store,
     acquire: Histogram<f64>,
     attempts: Histogram<u64>,
@@ -63,19 +66,25 @@ impl Metrics {
     ) -> Self {
         let store = Store { backend, server: server.map(kept) };
         let made = guard(|| {
+            let measures = meter.is_some() || is_meter_provider_set();
             let meter = meter.unwrap_or_else(|| {
                 let scope = InstrumentationScope::builder("dlock").with_version(env!("CARGO_PKG_VERSION"));
                 global::meter_with_scope(scope.build())
             });
-            Self::made_by(&meter, store, votes)
+            Self::made_by(&meter, measures, store, votes)
         });
         made.unwrap_or_else(|panic| {
             spans::meter_panicked(&panic);
-            Self::made_by(&NoopMeterProvider::new().meter("dlock"), store, votes)
+            Self::made_by(&NoopMeterProvider::new().meter("dlock"), false, store, votes)
         })
     }
 
-    fn made_by(meter: &Meter, store: Store, votes: bool) -> Self {
+    /// Whether somebody may get what is measured.
+    pub(super) const fn measures(&self) -> bool {
+        self.measures
+    }
+
+    fn made_by(meter: &Meter, measures: bool, store: Store, votes: bool) -> Self {
         let seconds = |name, what| {
             let histogram = meter.f64_histogram(name).with_unit("s").with_boundaries(SECONDS.into());
             histogram.with_description(what).build()
@@ -84,6 +93,7 @@ impl Metrics {
         let level =
             |name, unit, what| meter.i64_up_down_counter(name).with_unit(unit).with_description(what).build();
         Self {
+            measures,
             store,
             acquire: seconds("dlock.acquire.duration", "How long acquires took, by outcome."),
             attempts: meter
@@ -164,12 +174,8 @@ impl Metrics {
         attempts: u32,
     ) {
         let (labels, waited) = (self.labels(site), waited());
-        let (outcome, error) = match failed {
-            None => return self.record_acquire(&labels.acquired, waited, attempts),
-            Some(ErrorKind::Busy) => ("busy", None),
-            Some(kind @ ErrorKind::TimedOut) => (kind.as_str(), Some(kind)),
-            Some(kind) => ("failed", Some(kind)),
-        };
+        let Some(kind) = failed else { return self.record_acquire(&labels.acquired, waited, attempts) };
+        let (outcome, error) = acquire_outcome(kind);
         self.record_acquire(&labels.with(outcome, error), waited, attempts);
     }
 
@@ -284,6 +290,12 @@ impl Metrics {
     }
 }
 
+/// Whether the program has set a global meter provider. OpenTelemetry does not say so, but the provider that stands in
+/// for none is the only one without data: each other has to know where to.
+pub(super) fn is_meter_provider_set() -> bool {
+    size_of_val(&*global::meter_provider()) > 0
+}
+
 type Attributes = SmallVec<[KeyValue; 8]>;
 
 /// The attributes of what happens at one place in the program, ready to be used: making them each time would cost more
@@ -382,28 +394,19 @@ impl Labels {
     }
 }
 
-/// Returns OpenTelemetry's name of the database that a backend is a client of, where it has one.
-fn db_system(backend: &str) -> Option<&'static str> {
-    // What follows a dash is how the lock is kept there.
-    match backend.split('-').next()? {
-        "mysql" => Some("mysql"),
-        "postgres" => Some("postgresql"),
-        "redis" => Some("redis"),
-        "sqlite" => Some("sqlite"),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn backends_that_are_databases_are_named_as_opentelemetry_names_them() {
-        let named =
-            ["redis", "postgres-session", "mysql-row", "sqlite", "zk", "quorum", "memory"].map(db_system);
-        let expected = [Some("redis"), Some("postgresql"), Some("mysql"), Some("sqlite"), None, None, None];
-        assert_eq!(named, expected);
+    fn the_provider_that_stands_in_for_none_is_known_by_its_size() {
+        let none: &(dyn MeterProvider + Send + Sync) = &NoopMeterProvider::new();
+        assert_eq!(size_of_val(none), 0);
+        assert!(!is_meter_provider_set());
+    }
+
+    #[test]
+    fn labels_are_made_once_and_have_the_database_and_its_server() {
         let server = ServerAddress::in_url("postgres://db:5432/app");
         let store = |backend| Store { backend, server: server.as_ref().map(kept) };
         let labels = Labels::of(store("postgres"), Site::default());

@@ -17,6 +17,8 @@ mod metrics;
 #[cfg(not(feature = "otel"))]
 mod off;
 mod outage;
+#[cfg(feature = "otel")]
+mod reach;
 mod span;
 mod spans;
 mod subject;
@@ -34,10 +36,12 @@ pub(crate) use metrics::Meter;
 #[cfg(feature = "otel")]
 use metrics::Metrics;
 #[cfg(not(feature = "otel"))]
-use off::{Holders, Metrics};
+use off::{Holders, Metrics, Reach};
 #[cfg(not(feature = "otel"))]
 pub(crate) use off::{Meter, Trace};
 use outage::{EVERY, Outage, OutageReport, SOON};
+#[cfg(feature = "otel")]
+use reach::Reach;
 pub(crate) use span::{Span, Spanned};
 pub(crate) use subject::{LEADER, Site, Subject, Waiters};
 #[cfg(feature = "otel")]
@@ -52,12 +56,25 @@ use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
 use crate::guarded::Panicked;
 
+/// What OpenTelemetry gets of one `Locks`, as far as dlock can know. Crates of OpenTelemetry in other versions than
+/// those that dlock links to have global state of their own: dlock finds nothing there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Exported {
+    /// Whether there are metrics: a meter was given, or a global meter provider was set, before the locks were built.
+    pub metrics: bool,
+    /// Whether spans have contexts, and so links: the subscriber has the layer of `tracing-opentelemetry`. `None` until
+    /// the first acquire whose span a subscriber wants.
+    pub traces: Option<bool>,
+}
+
 /// Tells what happens to the locks of one `Locks`.
 pub(crate) struct Telemetry {
     backend: &'static str,
     server: Option<ServerAddress>,
     show_keys: bool,
     metrics: Metrics,
+    reach: Reach,
     counts: Counts,
     /// The traces of those who hold something here.
     holders: Holders,
@@ -85,9 +102,11 @@ impl Telemetry {
         show_keys: bool,
         meter: Option<Meter>,
     ) -> Self {
+        let metrics = Metrics::new(backend, server.as_ref(), votes, meter);
         Self {
             backend,
-            metrics: Metrics::new(backend, server.as_ref(), votes, meter),
+            reach: Reach::new(&metrics),
+            metrics,
             server,
             show_keys,
             counts: Counts::default(),
@@ -153,7 +172,14 @@ impl Telemetry {
     /// An acquire begins, of so many locks at once if they are several; what happens to it is reported by its
     /// [`AcquireSpan`].
     pub(crate) fn acquire_started(&self, first: Subject<'_>, locks: Option<usize>) -> Span {
-        spans::acquire(self, first, locks)
+        let span = spans::acquire(self, first, locks);
+        self.reach.look(&span);
+        span
+    }
+
+    /// What OpenTelemetry gets; nothing without the feature.
+    pub(crate) fn exported(&self) -> Option<Exported> {
+        self.reach.exported()
     }
 
     /// Several locks were taken at once.
@@ -264,7 +290,7 @@ impl Telemetry {
         let kind = failure.kind();
         self.counts.failed_renewals.add();
         self.metrics.renewal(site, "failed", Some(kind), took);
-        spans::failed(kind);
+        spans::failed("failed", kind);
         if self.is_first(&self.renewals, site, kind.as_str()) {
             spans::renewal_failed(self, site, failure, left);
         }
@@ -281,7 +307,7 @@ impl Telemetry {
         &self,
         lock: Subject<'_>,
         loss: Loss,
-        cause: &str,
+        reason: &str,
         held: impl Fn() -> Duration,
         wake: impl FnOnce(),
     ) {
@@ -292,7 +318,7 @@ impl Telemetry {
             self.metrics.term_ends(lock.site);
         }
         if self.is_first(&self.losses, lock.site, loss.as_str()) {
-            spans::lost(self, lock, cause, held);
+            spans::lost(self, lock, loss, reason, held);
         }
     }
 
@@ -399,7 +425,7 @@ impl Telemetry {
         if !given_up {
             return spans::withdrawal_failed(self, lock, failure);
         }
-        spans::failed(failure.kind());
+        spans::failed("failed", failure.kind());
         self.abandoned(lock, failure);
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Loss, Site, Span, Waiters};
+use super::{Exported, Loss, Site, Span, Waiters};
 use crate::backend::ServerAddress;
 use crate::error::ErrorKind;
 use crate::key::Key;
@@ -12,6 +12,21 @@ use crate::key::Key;
 pub(crate) enum Meter {}
 
 pub(super) struct Metrics;
+
+/// Nothing is exported.
+pub(super) struct Reach;
+
+impl Reach {
+    pub(super) const fn new(_: &Metrics) -> Self {
+        Self
+    }
+
+    pub(super) const fn look(&self, _: &Span) {}
+
+    pub(super) const fn exported(&self) -> Option<Exported> {
+        None
+    }
+}
 
 impl Metrics {
     pub(super) const fn new(_: &'static str, _: Option<&ServerAddress>, _: bool, _: Option<Meter>) -> Self {

@@ -1,5 +1,6 @@
 //! What an event is about: names only, so that telemetry knows nothing of the engine.
 
+use crate::error::ErrorKind;
 use crate::key::Key;
 
 /// The mode of a lock whose holder leads.
@@ -35,4 +36,38 @@ pub(crate) trait Waiters: Sync {
     /// Returns whether somebody waits for `key`.
     #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only links between spans need it"))]
     fn has(&self, key: &Key) -> bool;
+}
+
+/// Returns OpenTelemetry's name of the database that a backend is a client of, where it has one.
+pub(super) fn db_system(backend: &str) -> Option<&'static str> {
+    // What follows a dash is how the lock is kept there.
+    match backend.split('-').next()? {
+        "mysql" => Some("mysql"),
+        "postgres" => Some("postgresql"),
+        "redis" => Some("redis"),
+        "sqlite" => Some("sqlite"),
+        _ => None,
+    }
+}
+
+/// The outcome of an acquire that gave no lock, and what kind of error it is. A lock that is busy is none.
+pub(super) const fn acquire_outcome(kind: ErrorKind) -> (&'static str, Option<ErrorKind>) {
+    match kind {
+        ErrorKind::Busy => ("busy", None),
+        ErrorKind::TimedOut => ("timed_out", Some(kind)),
+        _ => ("failed", Some(kind)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backends_that_are_databases_are_named_as_opentelemetry_names_them() {
+        let named =
+            ["redis", "postgres-session", "mysql-row", "sqlite", "zk", "quorum", "memory"].map(db_system);
+        let expected = [Some("redis"), Some("postgresql"), Some("mysql"), Some("sqlite"), None, None, None];
+        assert_eq!(named, expected);
+    }
 }

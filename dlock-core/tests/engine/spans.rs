@@ -96,20 +96,25 @@ async fn acquiring_holding_and_releasing_each_have_a_span_and_the_body_is_below_
     let acquire = lines.of("dlock.acquire");
     for part in [
         "< request",
-        "backend=\"memory\"",
-        "room_<id>",
-        "shop::book",
-        "outcome=\"acquired\"",
-        "waited_ms=",
-        "attempts=1",
-        "fence=1",
+        "otel.name=\"acquire room_<id>\" otel.kind=\"client\"",
+        "dlock.backend=\"memory\"",
+        "dlock.template=\"room_<id>\"",
+        "code.function.name=\"shop::book\"",
+        "dlock.outcome=\"acquired\"",
+        "dlock.waited_ms=",
+        "dlock.attempts=1",
+        "dlock.fence=1",
     ] {
         assert!(acquire.contains(part), "{part} is missing in {acquire}");
     }
-    assert!(lines.of("dlock.hold").contains("< request"), "{:?}", lines.all());
+    let hold = lines.of("dlock.hold");
+    assert!(hold.contains("< request") && hold.contains("otel.kind=\"internal\""), "{hold}");
     assert!(lines.of("body").contains("< dlock.hold"), "{:?}", lines.all());
     let release = lines.of("dlock.release");
-    assert!(release.contains("outcome=\"released\"") && release.contains("background=false"), "{release}");
+    assert!(
+        release.contains("dlock.outcome=\"released\"") && release.contains("dlock.background=false"),
+        "{release}"
+    );
 }
 
 #[tokio::test]
@@ -133,7 +138,7 @@ async fn a_busy_lock_has_its_outcome_in_the_span() {
         let _ = locks.lock("k").with_wait(Wait::No).acquire().await;
     })
     .await;
-    assert!(lines.all().iter().any(|line| line.contains("outcome=\"busy\"")), "{:?}", lines.all());
+    assert!(lines.all().iter().any(|line| line.contains("dlock.outcome=\"busy\"")), "{:?}", lines.all());
 }
 
 #[tokio::test]
@@ -156,7 +161,7 @@ async fn the_key_is_hashed_unless_it_is_asked_for() {
         .await;
         assert!(lines.all().len() >= 6, "{:?}", lines.all());
         for line in lines.all() {
-            assert_eq!(line.contains("patient_4711"), shown && line.contains("key="), "{line}");
+            assert_eq!(line.contains("patient_4711"), shown && line.contains("dlock.key="), "{line}");
         }
     }
 }
@@ -173,7 +178,7 @@ async fn keys_passed_as_templates_are_warned_about_once_and_counted_together() {
     .await;
     let warnings = lines.all().iter().filter(|line| line.contains("is a key passed instead?")).count();
     assert_eq!(warnings, 1);
-    let others = lines.all().iter().filter(|line| line.contains("template=\"other\"")).count();
+    let others = lines.all().iter().filter(|line| line.contains("dlock.template=\"other\"")).count();
     assert!(others >= 800, "{others}");
 }
 
@@ -199,7 +204,7 @@ async fn a_nested_acquire_that_asks_for_another_lease_or_an_earlier_end_says_tha
     })
     .await;
     let events: Vec<_> = lines.all().into_iter().filter(|line| line.contains("keeps the lease")).collect();
-    assert!(events.len() == 1 && events[0].contains("lease=60s asked=30s"), "{events:?}");
+    assert!(events.len() == 1 && events[0].contains("dlock.lease=60s dlock.asked=30s"), "{events:?}");
 }
 
 #[tokio::test]
@@ -212,7 +217,7 @@ async fn the_end_of_the_keeper_is_an_event_that_says_how_much_is_lost_by_it() {
     let lines = traced(async { runtime.shutdown_background() }).await;
     assert!(guards.iter().all(|guard| guard.check().is_err()));
     let ends: Vec<_> = lines.all().into_iter().filter(|line| line.contains("the keeper has ended")).collect();
-    assert!(ends.len() == 1 && ends[0].contains("held=2"), "{ends:?}");
+    assert!(ends.len() == 1 && ends[0].contains("dlock.locks=2"), "{ends:?}");
 }
 
 /// Loses a thousand locks at once, and then runs `end`; the lines about losses.

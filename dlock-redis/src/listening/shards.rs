@@ -130,9 +130,8 @@ impl Shards {
                 // A cluster before Redis 7 has none, and nobody who publishes there.
                 if !text.contains("nknown command") && !said.swap(true, Ordering::Relaxed) {
                     let reason = refusal(&text);
-                    tell(
-                        || tracing::warn!(%reason, "releases by Redisson are not notified, and waiters have to ask for them"),
-                    );
+                    let what = "releases by Redisson are not notified, and waiters have to ask for them";
+                    tell(|| tracing::warn!({ dlock.reason = %reason }, "{what}"));
                 }
                 Settled::Nothing
             }

@@ -115,9 +115,8 @@ impl Opener {
         match self.connect(endpoint, ProtocolVersion::RESP2, &self.config()).await? {
             Ok(connection) => {
                 if refused.is_some() && !self.resp2.swap(true, Ordering::Relaxed) {
-                    tell(
-                        || tracing::debug!(%endpoint, "the server refused RESP3, and is spoken to in RESP2"),
-                    );
+                    let what = "the server refused RESP3, and is spoken to in RESP2";
+                    tell(|| tracing::debug!({ dlock.endpoint = %endpoint }, "{what}"));
                 }
                 Ok(Opened { connection, ended, resp3: false })
             }

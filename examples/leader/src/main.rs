@@ -80,12 +80,14 @@ async fn serve(service: &Service) -> Result<()> {
     dlock::register("leader", locks.clone())?;
     let stopped = async {
         replicas::asked_to_stop().await;
-        // The body is dropped, and the term resigned.
-        locks.shutdown(Duration::from_secs(5)).await
+        // The body is dropped, and the term resigned. In an outage it ends with its lease, which is no failure of ours.
+        if let Err(late) = locks.shutdown(Duration::from_secs(5)).await {
+            eprintln!("{late}");
+        }
     };
     match tokio::join!(bill(), stopped) {
-        (Err(error), stopped) if error.kind() == ErrorKind::Closed => Ok(stopped?),
-        (ended, _) => Ok(ended?),
+        (Err(error), ()) if error.kind() == ErrorKind::Closed => Ok(()),
+        (ended, ()) => Ok(ended?),
     }
 }
 

@@ -261,10 +261,9 @@ fn what_is_exported_names_templates_and_spans_and_no_room_guest_or_password() {
     }
     for name in [
         "POST /rooms/{room}/bookings",
-        "dlock.acquire",
-        "dlock.hold",
-        "dlock.release",
-        "room_<room>",
+        "acquire room_<room>",
+        "hold room_<room>",
+        "release room_<room>",
         "replica-7",
     ] {
         assert!(traces.contains(name), "{name} is not among the spans");

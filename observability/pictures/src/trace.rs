@@ -46,7 +46,7 @@ pub(crate) fn draw(picture: &Path, resources: &[ResourceSpans]) -> Result<String
     let by_id: HashMap<&[u8], One<'_>> = all(resources).map(|one| (&*one.span.span_id, one)).collect();
     let mut pairs: Vec<_> = by_id
         .values()
-        .filter(|one| one.span.name == "dlock.acquire" && one.span.links.len() == 1)
+        .filter(|one| one.span.name.starts_with("acquire ") && one.span.links.len() == 1)
         .filter_map(|one| Some((*one, *by_id.get(&*one.span.links[0].span_id)?)))
         .filter(|(waiter, holder)| waiter.instance != holder.instance)
         .collect();
@@ -83,7 +83,7 @@ pub(crate) fn draw(picture: &Path, resources: &[ResourceSpans]) -> Result<String
             top += ROW;
         }
         let outcome =
-            text(&one.span.attributes, "outcome").map(|word| format!(", {word}")).unwrap_or_default();
+            text(&one.span.attributes, "dlock.outcome").map(|word| format!(", {word}")).unwrap_or_default();
         write(format!("{}{outcome}", one.span.name), (20 + 16 * depth, top + 4), 13, &INK)?;
         let (from, to) = (x(one.span.start_time_unix_nano), x(one.span.end_time_unix_nano));
         let bar = [(from, top + 3), (to.max(from + 2), top + ROW - 5)];

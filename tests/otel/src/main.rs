@@ -6,6 +6,7 @@
 // The tour is one future around all that dlock does; its layout nests deeper than the default of 128.
 #![recursion_limit = "256"]
 
+mod noticing;
 mod spy;
 mod telemetry;
 mod tour;
@@ -31,11 +32,15 @@ impl Turn {
 async fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let (scenario, place) = (args.next().context("which scenario?")?, args.next().context("where?")?);
+    if scenario == "notice" {
+        return noticing::notice(&place).await;
+    }
     let exported = telemetry::start()?;
     let mut turn = Turn(BufReader::new(tokio::io::stdin()));
     match scenario.as_str() {
         "hold" => hold(&place, &mut turn).instrument(info_span!("request", role = "holder")).await?,
         "wait" => wait(&place).instrument(info_span!("request", role = "waiter")).await?,
+        "each" => tour::each_span(&place).instrument(info_span!("request")).await?,
         "tour" => tour::take(&place, &exported, &mut turn).await?,
         other => bail!("there is no scenario {other}"),
     }

@@ -1,4 +1,4 @@
-//! Memory that tells which tokens it saw: they must appear nowhere.
+//! Memory that tells which tokens it saw, which must appear nowhere, and may pass for a server.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,11 +9,17 @@ use dlock::{Backend, Capabilities, Clock, Failure, Holder, Key, Memory};
 pub(crate) struct Spy {
     memory: Memory,
     tokens: Arc<Mutex<Vec<String>>>,
+    server: Option<ServerAddress>,
 }
 
 impl Spy {
     pub(crate) fn on(memory: Memory) -> Self {
-        Self { memory, tokens: Arc::default() }
+        Self { memory, tokens: Arc::default(), server: None }
+    }
+
+    /// One that says that it is the Redis at this URL.
+    pub(crate) fn redis(memory: Memory, url: &str) -> Self {
+        Self { server: ServerAddress::in_url(url), ..Self::on(memory) }
     }
 
     pub(crate) fn tokens(&self) -> Vec<String> {
@@ -25,7 +31,7 @@ impl Backend for Spy {
     type Claim = <Memory as Backend>::Claim;
 
     fn name(&self) -> &'static str {
-        self.memory.name()
+        if self.server.is_some() { "redis" } else { self.memory.name() }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -33,7 +39,7 @@ impl Backend for Spy {
     }
 
     fn server_address(&self) -> Option<ServerAddress> {
-        self.memory.server_address()
+        self.server.clone()
     }
 
     fn clock(&self) -> Clock {

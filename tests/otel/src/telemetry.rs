@@ -72,7 +72,12 @@ impl<S: tracing::Subscriber> Layer<S> for Watch {
 pub(crate) fn start() -> Result<Exported> {
     let spans = SpanExporter::builder().with_tonic().build().context("no exporter of spans")?;
     let tracers = SdkTracerProvider::builder().with_batch_exporter(spans).build();
-    let bridge = tracing_opentelemetry::layer().with_tracer(tracers.tracer("otel-worker"));
+    let bridge = tracing_opentelemetry::layer()
+        .with_tracer(tracers.tracer("otel-worker"))
+        .with_location(false)
+        .with_threads(false)
+        .with_tracked_inactivity(false)
+        .with_target(false);
     // All levels of dlock, and nothing of the exporter's own.
     let ours = tracing_subscriber::filter::filter_fn(|metadata| {
         metadata.target().starts_with("dlock") || metadata.target().starts_with("otel_worker")

@@ -64,6 +64,29 @@ pub(crate) async fn take(mark: &str, exported: &Exported, turn: &mut Turn) -> Re
     Ok(())
 }
 
+/// Each span at least once, with all of its fields. The server is at `url`.
+pub(crate) async fn each_span(url: &str) -> Result<()> {
+    let clock = ManualClock::stopped();
+    let locks =
+        Locks::builder(Spy::redis(Memory::with_clock(clock.clock()), url)).with_lease(LEASE).build()?;
+    let lock = locks.lock_named("room_<id>", "room_7").with_function("shop::book");
+    let renewed = async {
+        clock.advance(THIRD);
+        while locks.stats().renewals == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // Without the scope, since it would enter the lock again.
+        let other = lock.clone().with_wait(Wait::No);
+        say("busy", kind(tokio::spawn(async move { other.acquire().await }).await?));
+        Ok::<_, anyhow::Error>(())
+    };
+    lock.run(renewed).await??;
+    locks.lock("plain").run(async {}).await?;
+    Batch::of(["one", "two"].map(|key| locks.lock_named("both_<id>", key))).run(async {}).await?;
+    locks.shutdown(Duration::from_secs(10)).await?;
+    Ok(())
+}
+
 impl Tour {
     fn lock(&self, name: &str) -> Lock {
         self.locks.lock_named(format!("{name}_<id>"), format!("{name}_{}", self.mark))

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Locks;
 use crate::backend::{Finding, NodeState};
 use crate::error::{Failure, Operation, Result};
+use crate::telemetry::Exported;
 
 /// How long a look at the server's settings may take.
 const DIAGNOSIS: Duration = Duration::from_secs(10);
@@ -28,6 +29,8 @@ pub struct Health {
     pub keeper_lag: Duration,
     /// The nodes of a quorum; empty for everything else.
     pub nodes: Vec<NodeState>,
+    /// What OpenTelemetry gets of these locks; `None` without the feature `otel`.
+    pub exported: Option<Exported>,
 }
 
 impl Locks {
@@ -88,6 +91,7 @@ impl Locks {
             oldest_unconfirmed_renewal: known.oldest,
             keeper_lag: known.keeper_lag,
             nodes: self.engine.backend.nodes(),
+            exported: self.engine.telemetry.exported(),
         }
     }
 

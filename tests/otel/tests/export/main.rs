@@ -4,6 +4,7 @@
 
 mod failing;
 mod metrics;
+mod noticing;
 mod receiver;
 mod secrets;
 mod traces;

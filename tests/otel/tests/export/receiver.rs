@@ -1,5 +1,6 @@
 //! A receiver of OTLP over gRPC.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
@@ -101,6 +102,18 @@ pub(crate) fn attribute<'a>(attributes: &'a [KeyValue], name: &str) -> Option<&'
         Value::StringValue(text) => Some(text),
         other => panic!("{name} is no text: {other:?}"),
     }
+}
+
+/// All attributes by name, as text that tells their types: `"busy"`, `7`, `true`, `0.5`.
+pub(crate) fn typed(attributes: &[KeyValue]) -> BTreeMap<&str, String> {
+    let text = |attribute: &KeyValue| match attribute.value.as_ref().and_then(|value| value.value.as_ref()) {
+        Some(Value::StringValue(text)) => format!("{text:?}"),
+        Some(Value::IntValue(number)) => number.to_string(),
+        Some(Value::DoubleValue(number)) => format!("{number:?}"),
+        Some(Value::BoolValue(yes)) => yes.to_string(),
+        other => format!("{other:?}"),
+    };
+    attributes.iter().map(|attribute| (attribute.key.as_str(), text(attribute))).collect()
 }
 
 fn number(attributes: &[KeyValue], name: &str) -> Option<i64> {
