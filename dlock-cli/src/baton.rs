@@ -12,15 +12,16 @@ use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
-use dlock::{Baton, ErrorKind, Guard, Lock, Locks, MAX_LEASE, MIN_LEASE, Requirement, Wait};
+use dlock::{Baton, ErrorKind, Guard, Lock, Locks, MAX_LEASE, MIN_LEASE, Requirement};
 use serde_json::json;
 use tokio::time::timeout;
 
 use self::file::{Draft, Kept, is_standard};
-use crate::run::{SHUTDOWN, under, warn};
+use crate::run::{SHUTDOWN, WAIT, under, warn};
 use crate::show::{self, printable};
 use crate::signals::{Signals, exit_code};
 use crate::trouble::{LOST, OTHER, Trouble};
+use crate::usage::{KeyAndFile, Waiting};
 use crate::{Program, store};
 
 /// The lease of the short time for which a step holds the lock itself.
@@ -30,76 +31,75 @@ const LEASE: Duration = Duration::from_secs(30);
 pub(crate) enum BatonTask {
     /// Take a lock, and keep it for whoever has the file
     ///
-    /// The file is made first, empty and for this user alone; it must not be there. It is removed when the lock is not
-    /// got. `-` is the standard output.
+    /// dlock makes the file first, empty and readable for this user alone; it must not exist. If the lock is not
+    /// granted, dlock removes it.
+    #[command(
+        override_usage = "dlock baton acquire [OPTIONS] KEY FILE\n       dlock baton acquire [OPTIONS] --key KEY FILE"
+    )]
     Acquire {
-        /// The lock's key
-        #[arg(long)]
-        key: String,
-        /// How long to wait for the lock: a time, 0 to try once, or `forever`
-        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::wait)]
-        wait: Wait,
+        #[command(flatten)]
+        place: KeyAndFile,
+        #[command(flatten)]
+        waiting: Waiting,
         #[command(flatten)]
         period: Period,
-        /// Where the baton is written
-        file: PathBuf,
     },
     /// Keep the lock for longer, from now on
     ///
-    /// The file has another text afterwards, and its old text is worthless. Where no file can be made beside it,
-    /// nothing is taken over (exit code 64). When this is killed before the file is written, the lock ends within 30 s;
-    /// when it fails after the take-over, the lock is released and the file removed.
+    /// The file gets another text, and copies of the old text become worthless. If no file can be made beside it,
+    /// nothing is taken over (exit code 64). When dlock is killed before it has written the file, the lock ends within
+    /// 30 s; when it fails after the take-over, it releases the lock and removes the file.
     Renew {
         #[command(flatten)]
         period: Period,
-        /// Where the baton is
+        /// The file with the baton; `-` reads standard input and writes standard output
         file: PathBuf,
     },
-    /// Run a command while holding the lock, which is released afterwards and the file removed, or with --keep kept on
+    /// Run a command while holding the lock, then release it, or with --keep keep it
     ///
-    /// The command is run as by `dlock run`. However it ends, also when it cannot be started, the lock is released or
-    /// kept on. When it is lost, or with --keep cannot be kept on, the file is removed, since its baton is worthless.
-    /// With --keep a command that ends with 0 and a lock that is not kept on give the exit code of that failure: 69,
-    /// 70 or 79.
+    /// The command runs as by `dlock run`. However it ends, and also if it cannot be started, the lock is released and
+    /// the file removed; with --keep, the lock is kept and the file written anew. If the lock was lost, or cannot be
+    /// kept, dlock removes the file, since its baton is worthless. If the command ends with 0 and the lock cannot be
+    /// kept, the exit code is that of the failure: 69, 70 or 79.
     Exec {
-        /// Keep the lock for so long after the command, for whoever has the file then: 50ms to 24h
+        /// Keep the lock for so long after the command: 50ms to 24h
         #[arg(long, value_name = "TIME", value_parser = kept_for)]
         keep: Option<Duration>,
-        /// How long the lock outlives this process when it dies; it is renewed at a third of that
-        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::duration)]
+        /// How long the lock stays taken if this process dies; dlock renews it after a third of that
+        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::usage::lease)]
         lease: Duration,
-        /// Where the baton is
+        /// The file with the baton; `-` is standard input
         file: PathBuf,
         #[command(flatten)]
         program: Program,
     },
     /// Release the lock, and remove the file
     ///
-    /// The file of a baton that was taken over before, or whose time is over, is left as it is, as `renew` and `exec`
-    /// leave it (exit code 79).
+    /// The file stays if its baton was taken over before or its time is over (exit code 79); so do `renew` and `exec`
+    /// leave it then.
     Release {
-        /// Where the baton is
+        /// The file with the baton; `-` is standard input
         file: PathBuf,
     },
-    /// Say what a baton is of, and until when it is kept; not its secret
+    /// Show the key of a baton and its time, without its secret
     ///
-    /// It is read in the file, and no URL is needed: whether it was taken over meanwhile is not asked.
+    /// dlock reads only the file and needs no URL: it does not ask whether the baton was taken over meanwhile.
     Show {
-        /// Where the baton is
+        /// The file with the baton; `-` is standard input
         file: PathBuf,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Period {
-    /// For how long nobody else gets the lock: 50ms to 24h
+    /// Keep the lock for so long: 50ms to 24h
     #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = kept_for)]
     time: Duration,
 }
 
 /// A time for which a lock can be kept: one that cannot is refused before the lock is taken over, which would be lost.
 fn kept_for(text: &str) -> Result<Duration, String> {
-    let time = crate::duration(text)?;
+    let time = crate::usage::duration(text)?;
     let can_be = (MIN_LEASE..=MAX_LEASE).contains(&time);
     if can_be { Ok(time) } else { Err("a lock is kept for 50ms to 24h".to_owned()) }
 }
@@ -108,7 +108,9 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
     // Signals are caught after the reading, which they are to end.
     match task {
         BatonTask::Show { file } => show(file, as_json),
-        BatonTask::Acquire { key, wait, period, file } => {
+        BatonTask::Acquire { place, waiting, period } => {
+            let (key, file) = place.get()?;
+            let wait = waiting.get().unwrap_or(WAIT);
             let locks = open(url).await?;
             let acquire = async {
                 let draft = Draft::new(&file)?;

@@ -1,5 +1,6 @@
 //! Whether the backend answers, and what about it endangers locks.
 
+use std::cmp::Reverse;
 use std::io::{Write, stdout};
 use std::time::Instant;
 
@@ -39,7 +40,8 @@ pub(crate) async fn doctor(locks: &Locks, json: bool) -> Result<u8, Trouble> {
         ),
     };
     findings.push(fence);
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    let order = |finding: &Finding| (Reverse(finding.severity), finding.subject, finding.found.clone());
+    findings.sort_by_cached_key(order);
     let worst = findings.iter().map(|finding| finding.severity).max();
     let print = || {
         let mut out = stdout().lock();
@@ -52,9 +54,12 @@ pub(crate) async fn doctor(locks: &Locks, json: bool) -> Result<u8, Trouble> {
             .collect();
             writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "findings": all }))?)?;
         } else {
-            for Finding { subject, severity, found, advice, .. } in &findings {
+            let mut all = findings.iter().peekable();
+            while let Some(Finding { subject, severity, found, advice, .. }) = all.next() {
                 writeln!(out, "{:<8} {subject}: {}", severity.as_str(), printable(found))?;
-                if !advice.is_empty() {
+                // The nodes of a quorum need it once.
+                let is_said_next = all.peek().is_some_and(|next| next.advice == *advice);
+                if !advice.is_empty() && !is_said_next {
                     writeln!(out, "         {advice}")?;
                 }
             }

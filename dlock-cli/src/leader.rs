@@ -14,23 +14,25 @@ use crate::trouble::{BUSY, DENIED, Trouble};
 
 pub(crate) async fn leader(locks: &Locks, task: &Leader, json: bool) -> Result<u8, Trouble> {
     match task {
-        Leader::Ls => ls(locks, json).await,
+        Leader::Ls { prefix } => ls(locks, prefix.as_deref(), json).await,
         Leader::Watch { key, every, times } => {
-            watch(locks, key, *every, times.unwrap_or(u64::MAX), json).await
+            watch(locks, key.get()?, *every, times.unwrap_or(u64::MAX), json).await
         }
-        Leader::Resign { key, yes } => resign(locks, key, *yes, json).await,
+        Leader::Resign { key, yes } => resign(locks, key.get()?, *yes, json).await,
     }
 }
 
-async fn ls(locks: &Locks, json: bool) -> Result<u8, Trouble> {
-    let mut lines = lines(locks).await?;
+async fn ls(locks: &Locks, prefix: Option<&str>, json: bool) -> Result<u8, Trouble> {
+    let mut lines = lines(locks, prefix).await?.shown;
     lines.retain(|line| line.holder.candidate.is_some());
     let mut out = stdout().lock();
     if json {
         let all: Vec<_> = lines.iter().map(Line::to_json).collect();
         writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "leaders": all }))?)?;
     } else if lines.is_empty() {
-        writeln!(out, "nobody leads")?;
+        let what =
+            prefix.map_or_else(String::new, |prefix| format!(" what begins with {}", printable(prefix)));
+        writeln!(out, "nobody leads{what}")?;
     } else {
         write!(out, "{}", table(&lines))?;
     }

@@ -3,35 +3,71 @@
 use std::io::{Write, stdout};
 
 use dlock::{Holder, Locks};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::show::{self, Line, Person};
 use crate::trouble::{OTHER, Trouble};
 
-/// All locks that are held.
-pub(crate) async fn ls(locks: &Locks, json: bool) -> Result<u8, Trouble> {
-    let lines = lines(locks).await?;
+/// What a key is that nobody holds and that stays taken: stores keep all of these alike.
+const KEPT: &str = "kept, by a job that ran, by hold_at_least, or for a baton";
+
+/// The locks that are held, or those of them whose keys begin with the prefix that was asked for.
+pub(crate) struct Lines {
+    pub(crate) shown: Vec<Line>,
+    prefix: Option<String>,
+    /// How many have another prefix.
+    others: usize,
+}
+
+impl Lines {
+    pub(crate) fn to_json(&self, backend: &str) -> Value {
+        let shown: Vec<_> = self.shown.iter().map(Line::to_json).collect();
+        let mut document = json!({ "backend": backend, "held": shown });
+        if let Some(prefix) = &self.prefix {
+            document["prefix"] = json!(prefix);
+            document["others"] = json!(self.others);
+        }
+        document
+    }
+
+    /// What to say where no line is shown.
+    pub(crate) fn none(&self) -> Option<String> {
+        match (&self.prefix, self.others) {
+            _ if !self.shown.is_empty() => None,
+            (Some(prefix), 1..) => {
+                Some(format!("0 of {} held locks begin with {}", self.others, show::printable(prefix)))
+            }
+            _ => Some("no lock is held".to_owned()),
+        }
+    }
+}
+
+pub(crate) async fn ls(locks: &Locks, prefix: Option<&str>, json: bool) -> Result<u8, Trouble> {
+    let lines = lines(locks, prefix).await?;
     let mut out = stdout().lock();
     if json {
-        let all: Vec<_> = lines.iter().map(Line::to_json).collect();
-        writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "held": all }))?)?;
-    } else if lines.is_empty() {
-        writeln!(out, "no lock is held")?;
+        writeln!(out, "{}", show::json(&lines.to_json(locks.backend()))?)?;
+    } else if let Some(none) = lines.none() {
+        writeln!(out, "{none}")?;
     } else {
-        write!(out, "{}", show::table(&lines))?;
+        write!(out, "{}", show::table(&lines.shown))?;
     }
     Ok(0)
 }
 
 /// The locks that are held, with the number of those who wait where the backend knows.
-pub(crate) async fn lines(locks: &Locks) -> Result<Vec<Line>, Trouble> {
-    let mut lines = Vec::new();
+pub(crate) async fn lines(locks: &Locks, prefix: Option<&str>) -> Result<Lines, Trouble> {
+    let (mut shown, mut others) = (Vec::new(), 0);
     for (key, holder) in locks.holders().await? {
+        if prefix.is_some_and(|prefix| !key.as_str().starts_with(prefix)) {
+            others += 1;
+            continue;
+        }
         let waiting =
             if locks.capabilities().shows_waiters { Some(locks.waiters(&key).await?.len()) } else { None };
-        lines.push(Line { key, holder, waiting });
+        shown.push(Line { key, holder, waiting });
     }
-    Ok(lines)
+    Ok(Lines { shown, prefix: prefix.map(str::to_owned), others })
 }
 
 /// The key with this hash, among those that are held.
@@ -100,7 +136,8 @@ fn facts(holder: &Holder) -> Vec<(&'static str, String)> {
         (_, true) => ("holder", "free in"),
         _ => ("holder", "lease left"),
     };
-    let mut facts = vec![(who, show::place(holder)), ("mode", show::mode(holder))];
+    let mode = if holder.left_behind { KEPT.to_owned() } else { show::mode(holder) };
+    let mut facts = vec![(who, show::place(holder)), ("mode", mode)];
     let mut add = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
     add("label", holder.label.as_deref().map(show::printable));
     add("since", holder.since.map(|since| humantime::format_rfc3339_millis(since).to_string()));

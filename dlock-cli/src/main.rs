@@ -1,9 +1,9 @@
-//! `dlock`: who holds which lock, and commands that run under one.
+//! `dlock`: shows who holds which lock, and runs commands under a lock.
 //!
 //! ```text
 //! dlock --locks redis://127.0.0.1/ ls
 //! dlock inspect room_7
-//! dlock run --key nightly-report --wait 0 -- ./report.sh
+//! dlock run --no-wait nightly-report -- ./report.sh
 //! ```
 
 #![forbid(unsafe_code)]
@@ -16,140 +16,180 @@ mod leader;
 mod list;
 mod members;
 mod once;
+mod pages;
 mod quorum;
 mod release;
 mod run;
+mod schema;
 mod semaphore;
 mod show;
 mod signals;
 mod store;
 mod sweep;
 mod trouble;
+mod usage;
 mod watch;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
-use dlock::Wait;
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::trouble::{CODES, Trouble};
-
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+use crate::usage::{KeyOf, Waiting, duration, grace, lease, prefix};
 
 #[derive(Debug, Parser)]
-#[command(name = "dlock", version, about = "Who holds which lock, and commands that run under one", after_help = CODES)]
+#[command(
+    name = "dlock",
+    version,
+    about = "Show who holds which lock, or run a command under one",
+    after_help = CODES,
+    max_term_width = 100
+)]
 struct Cli {
-    /// Where the locks are: redis://, redis+sentinel://, redis+cluster://, zk://, postgres://, mysql://, sqlite:///,
-    /// 'quorum:URL|URL|URL'
-    /// (better not a password on the command line, which others on this host can see). DLOCK_PREFIX stands before
-    /// every key, as in services
-    #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true)]
+    /// The URL of the store that keeps the locks
+    ///
+    /// redis://, redis+sentinel://, redis+cluster://, zk://, postgres://, mysql://, sqlite:///PATH, or
+    /// 'quorum:URL|URL|URL'. Other users of this host can see a password on the command line: give it in DLOCK_URL or
+    /// --url-file. The value of DLOCK_PREFIX stands before every key, as in services.
+    #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true, help_heading = GLOBAL)]
     locks: Option<String>,
-    /// A file whose first line is the URL, instead of --locks: it shows no password to others
-    #[arg(long, value_name = "PATH", global = true)]
-    url_file: Option<std::path::PathBuf>,
-    /// Print JSON: one document, or with `watch` one in each line
-    #[arg(long, global = true)]
+    /// A file with the URL in its first line
+    #[arg(long, value_name = "PATH", global = true, help_heading = GLOBAL)]
+    url_file: Option<PathBuf>,
+    /// Report in JSON: one document, or one a line where a command follows changes
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
     #[command(subcommand)]
     task: Task,
 }
 
+/// The heading of what every command takes.
+const GLOBAL: &str = "Options of all commands";
+
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// List all locks that are held
-    Ls,
-    /// Say who holds a lock, and who waits for it where the backend knows
+    /// List the locks that are held
+    Ls {
+        /// List only keys that begin with this
+        #[arg(value_parser = prefix)]
+        prefix: Option<String>,
+    },
+    /// Show who holds a lock, and who waits for it if the store knows
     Inspect {
-        /// The lock's key
-        key: String,
-        /// KEY is the hash that log lines and spans show in place of a key: look for the key among those that are held
+        #[command(flatten)]
+        key: KeyOf,
+        /// The key is the hash that log lines and spans show in place of it: find the key among those that are held
         #[arg(long)]
         hash: bool,
     },
-    /// Ask whether the backend answers, and how fast
-    Ping,
-    /// Look for settings and rights that endanger locks, and say what to do; the exit code is 78 when there is danger
-    Doctor,
-    /// Show the locks that are held again and again, until interrupted
+    /// Show the locks that are held, and update the list until interrupted
     Watch(Watch),
     /// Run a command while holding a lock
     ///
-    /// The command's exit code is passed through, or 128 and the number of the signal that ended it. Signals are passed
-    /// on to it. It finds the key in DLOCK_KEY and the fence in DLOCK_FENCE: have the resource that it works on refuse
-    /// lower ones. When the lock is lost, or cannot be renewed, it is stopped with all that it started: TERM, so early
-    /// that KILL comes before the lease ends, and the exit code is 79. What it started is found by DLOCK_RUN in its
-    /// environment and by its parents, on Linux; elsewhere by its process group, and at a terminal only the command
-    /// itself is stopped. When dlock itself is killed, by KILL too, a second process of it stops the command likewise;
-    /// TSTP stops both. When all of dlock's processes are killed at once, or stopped by STOP, the command goes on, and
-    /// others get the lock after the lease: then only the fence protects.
+    /// Input, output, signals and the exit code of the command pass through dlock; the exit code is 128 and the number
+    /// of the signal that ended the command. The command finds the key in DLOCK_KEY and the fence of this grant in
+    /// DLOCK_FENCE: let the resource that it changes refuse lower fences.
     ///
-    /// With --once the command is a job: when it has ended with 0, the key stays taken until the window is over, and
-    /// whoever asks meanwhile, on whichever host, skips it, with a line that says who ran it and when, and exit code
-    /// 80. Who asks while it runs waits for its end, and runs it when it fails or its host dies.
+    /// When the lock is lost or cannot be renewed, dlock stops the command and all that it started: by TERM, and by
+    /// KILL before the lease ends. The exit code is then 79. On Linux, dlock finds what the command started by the
+    /// variable DLOCK_RUN and by parent processes; on other systems by the process group, and at a terminal there it
+    /// stops the command alone. When dlock itself is killed, a second process of dlock stops the command in the same
+    /// way. When all processes of dlock are killed at once, or are stopped by STOP, the command goes on, and the lock
+    /// is granted to others after the lease: then only the fence protects.
+    ///
+    /// With --once the command is a job: after it has ended with 0, the key stays taken until the window is over.
+    /// Until then every dlock that asks for the key, on any host, skips its command, says who ran it and when, and
+    /// exits with 80. One that asks while the command runs waits for its end, and runs its own if that run failed or
+    /// its host died.
     Run(Run),
-    /// Locks that a script carries from step to step, in a file: taken here, released elsewhere
+    /// Carry a lock from one step of a script to the next, in a file
     #[command(subcommand)]
     Baton(baton::BatonTask),
-    /// Who leads: elections, which are locks that candidates hold as terms of office
+    /// Take a lock away from its holder
+    ///
+    /// The holder is not stopped: it notices the loss at its next renewal, up to a third of its lease later. All
+    /// holders of a shared lock lose it. The next grant has a higher fence. dlock shows the holders and removes only
+    /// these: the store compares in the step that frees the key, and when others hold it by then, nothing is released
+    /// (exit code 75). Where a session keeps the lock, dlock compares directly before it ends the session. A quorum
+    /// compares on each of its nodes.
+    Release(Release),
+    /// Show who leads elections, or end a term of office
     #[command(subcommand)]
     Leader(Leader),
-    /// The members of a quorum, by its quorum: URL
-    #[command(subcommand)]
-    Quorum(QuorumTask),
-    #[command(name = guardian::NAME, hide = true)]
-    Guardian,
-    /// How many permits a semaphore has
+    /// Change the number of permits of a semaphore
     Semaphore {
         #[command(subcommand)]
         task: SemaphoreTask,
     },
-    /// Take a lock away from whoever holds it
+    /// Ask the store for an answer, and measure how long it takes
+    Ping,
+    /// Check the settings of the store and the rights of the user
     ///
-    /// The holder is not stopped: it learns of the loss at its next renewal, up to a third of its lease later. The next
-    /// grant has a higher fence. All who share the lock lose it. Only what was shown is released: the server compares
-    /// in the step that frees the key, and where another one has come to hold it meanwhile, nothing is released (exit
-    /// code 75). Where a session keeps the lock, it is compared directly before the session is ended. A quorum
-    /// compares on each of its nodes.
-    Release(Release),
+    /// Each finding that needs it comes with what to do. The exit code is 78 if locks may be lost or granted twice, or
+    /// if none can be granted.
+    Doctor,
+    /// Make the lock table of a database if it is missing
+    ///
+    /// The store is that of --locks. The user needs the right to create tables; `dlock schema` prints the statements
+    /// for an administrator. Redis and ZooKeeper need no table.
+    Migrate,
+    /// Print the statements that `migrate` runs, with the rights of a service as comments
+    Schema(schema::Schema),
+    /// Show or change the members of a quorum, whose URL begins with `quorum:`
+    #[command(subcommand)]
+    Quorum(QuorumTask),
+    /// Print a script that completes commands and options in a shell
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Print the page of the manual
+    Man {
+        /// Write the pages of all commands into this directory instead
+        #[arg(long, value_name = "DIRECTORY")]
+        to: Option<PathBuf>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
 enum QuorumTask {
-    /// Say which nodes vote, and why others do not
-    Show,
-    /// Vouch that no lock is held on any node, so that all of them vote at once in the quorum of the URL
+    /// Show which nodes vote, and why others do not
     ///
-    /// For servers that are new, while no service runs. It undoes the protection against nodes that have forgotten
-    /// their locks. It is refused while a lock stands on a node, which is then named with its holder (exit code 75),
-    /// while a node does not answer or most of them have forgotten what they granted (69), and where nodes belong to
-    /// another quorum whose other members are not among these (64): `change` looks at both. Of servers that are all
-    /// others than those of before it knows nothing: use `change`.
+    /// The exit code is 78 if no majority votes.
+    Show,
+    /// Vouch that no lock is held, so that all nodes vote at once
+    ///
+    /// For new servers, while no service runs: it undoes the protection against nodes that have forgotten their locks.
+    /// It is refused while a lock stands on a node, and names the node and the holder (exit code 75); while a node
+    /// does not answer, or most nodes have forgotten what they granted (69); and if nodes belong to another quorum
+    /// with members that are not among these (64). Use `change` to move a quorum to servers that are all new:
+    /// `bootstrap` knows nothing of the old ones.
     Bootstrap {
-        /// Yes, no lock is held
+        /// Required: confirms that no lock is held
         #[arg(long, required = true)]
         yes: bool,
-        /// Do it also where it is refused, and say why that was: a lock that is held may be granted a second time while
-        /// its holder goes on
+        /// Do it where it is refused, and report why it was: a lock that is held may be granted a second time
         #[arg(long)]
         force: bool,
     },
     /// Give the quorum other members, or another longest lease, while services run
     ///
-    /// First no node votes any more: acquires are refused, and what is held goes on. When the longest lease has passed
-    /// and the last lock is released, the nodes of the new URL vote for clients with that URL, and for no others. So
-    /// services can be restarted with it at any time meanwhile. A minority of the old nodes may be away for ever.
-    /// Durable nodes have no marks: stop all services instead. When interrupted: run it again, or `bootstrap` the URL
-    /// of before. Nodes that belong to a third quorum are refused (exit code 64).
+    /// First dlock takes all votes away: new locks are refused, locks that are held go on. After the longest lease, and
+    /// when the last lock is released, the nodes of the new URL vote for clients with that URL and for no others, so
+    /// services can be restarted with it at any time meanwhile. A minority of the old nodes may be gone for ever. After
+    /// an interruption run it again, or run `bootstrap` with the old URL. Nodes of a third quorum are refused (exit
+    /// code 64). Durable nodes have no marks: stop all services to change them.
     Change {
-        /// The new quorum: URL
+        /// The new URL, which begins with `quorum:`
         #[arg(long, value_name = "URL", required_unless_present = "to_file", conflicts_with = "to_file")]
         to: Option<String>,
-        /// A file whose first line is the new URL
+        /// A file with the new URL in its first line
         #[arg(long, value_name = "PATH")]
-        to_file: Option<std::path::PathBuf>,
-        /// Take nodes of a third quorum too, whose locks are not waited for
+        to_file: Option<PathBuf>,
+        /// Take nodes of a third quorum too, and do not wait for its locks
         #[arg(long)]
         force: bool,
     },
@@ -159,43 +199,47 @@ enum QuorumTask {
 enum SemaphoreTask {
     /// Change the number of permits
     ///
-    /// Whoever asks for permits with another number is refused from then on, unless its program has the semaphore
-    /// `resizable`: so do it before or while programs that say the new number replace those that say the old one.
-    /// Permits that are taken stay so.
+    /// From then on a program that says another number is refused, unless it makes the semaphore `resizable`: so change
+    /// the number before or while programs with the new number replace those with the old one. Permits that are taken
+    /// stay taken.
     Resize(Resize),
 }
 
 #[derive(Debug, Args)]
 struct Resize {
-    /// The semaphore's key
+    /// The key of the semaphore
     key: String,
-    /// How many permits it shall have, 1 to 1 000 000
+    /// The new number of permits, 1 to 1000000
     permits: u32,
 }
 
 #[derive(Debug, Subcommand)]
 enum Leader {
-    /// List all elections that have a leader
-    Ls,
-    /// Follow who leads an election: a line for each change, until interrupted
+    /// List the elections that have a leader
+    Ls {
+        /// List only keys that begin with this
+        #[arg(value_parser = prefix)]
+        prefix: Option<String>,
+    },
+    /// Print a line for each change of the leader, until interrupted
     Watch {
-        /// The election's key
-        key: String,
+        #[command(flatten)]
+        key: KeyOf,
         /// How often to look: 50ms to 1h
         #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
         every: Duration,
-        /// Say so many lines, then end
+        /// End after so many lines
         #[arg(long, value_name = "COUNT")]
         times: Option<u64>,
     },
-    /// Take a leader's term away, so that the next candidate leads
+    /// End the term of the leader, so that the next candidate leads
     ///
-    /// The leader is not stopped: it learns of it at its next renewal, up to a third of its lease later, and until then
-    /// it and the next one may both act. The next term has a higher number. It may win again. Only the term that was
-    /// shown is taken away, as by `dlock release`: nothing is changed when another one leads by then (exit code 75).
+    /// The leader is not stopped: it notices at its next renewal, up to a third of its lease later, and until then it
+    /// and the next leader may both act. The next term has a higher number; the same candidate may win again. Only the
+    /// term that was shown is ended: when another term has begun by then, nothing is changed (exit code 75).
     Resign {
-        /// The election's key
-        key: String,
+        #[command(flatten)]
+        key: KeyOf,
         /// Do not ask
         #[arg(long)]
         yes: bool,
@@ -204,40 +248,47 @@ enum Leader {
 
 #[derive(Debug, Args)]
 struct Watch {
+    /// Show only keys that begin with this
+    #[arg(value_parser = prefix)]
+    prefix: Option<String>,
     /// How long to pause between two looks
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     every: Duration,
-    /// Look so many times, then end
+    /// End after so many looks
     #[arg(long, value_name = "COUNT")]
     times: Option<u64>,
 }
 
 #[derive(Debug, Args)]
 struct Run {
-    /// The lock's key
-    #[arg(long)]
-    key: String,
-    /// Share the lock with others who read; who runs without this waits until all have ended
+    #[command(flatten)]
+    key: KeyOf,
+    #[command(flatten)]
+    waiting: Waiting,
+    /// Share the lock with other readers; writers wait until all readers have ended
     #[arg(long, conflicts_with_all = ["permits", "fair"])]
     read: bool,
-    /// Run at most so many at a time, instead of one: the key is a semaphore of so many permits
+    /// Run up to so many commands at a time: the key is a semaphore with so many permits
     #[arg(long, value_name = "COUNT", conflicts_with = "fair")]
     permits: Option<u32>,
-    /// How many of the permits the command needs
+    /// How many of the permits the command takes
     #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "permits")]
     take: u32,
-    /// Wait in the order in which all came, those of other hosts too, where the backend can
+    /// Wait in order of arrival, over all hosts, if the store can do that
     #[arg(long)]
     fair: bool,
     #[command(flatten)]
     window: once::Window,
-    /// How long to wait for the lock: a time, 0 to try once, or `forever` [default: 30s; with --once until a run that
-    /// is under way has ended]
-    #[arg(long, value_name = "TIME", value_parser = wait)]
-    wait: Option<Wait>,
-    /// How long the lock outlives this process when it dies; it is renewed at a third of that. On ZooKeeper the URL's
-    /// session_timeout says it
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    /// The exit code if the command does not run since another one runs or ran [default: 75; with --once 80]
+    #[arg(short = 'E', long, value_name = "CODE")]
+    skip_code: Option<u8>,
+    /// Print nothing if the command does not run since another one runs or ran; errors are still printed
+    #[arg(short, long)]
+    quiet: bool,
+    /// How long the lock stays taken if this process dies; dlock renews it after a third of that
+    ///
+    /// On ZooKeeper the parameter session_timeout of the URL decides.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lease)]
     lease: Duration,
     #[command(flatten)]
     program: Program,
@@ -245,12 +296,13 @@ struct Run {
 
 #[derive(Debug, Args)]
 struct Program {
-    /// How long the command may take to end before it is killed, up to 24h; at most a third of the time for which the
-    /// lock is trusted without an answer of the backend (the lease; on ZooKeeper two thirds of the session timeout),
-    /// unless the lock was taken away already
+    /// How long the command may take to end after the loss of the lock, before it is killed: up to 24h
+    ///
+    /// It is at most a third of the time for which the lock is valid without an answer of the store (the lease; on
+    /// ZooKeeper two thirds of the session timeout), unless the lock was taken away already.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = grace)]
     grace: Duration,
-    /// Pass DLOCK_URL and DLOCK_<NAME>_URL on to the command, although they may hold passwords
+    /// Leave DLOCK_URL and DLOCK_<NAME>_URL in the environment of the command; they may hold passwords
     #[arg(long)]
     keep_env: bool,
     /// The command and its arguments
@@ -260,48 +312,34 @@ struct Program {
 
 #[derive(Debug, Args)]
 struct Release {
-    /// Yes, by force: a lock is released by its holder otherwise
+    #[command(flatten)]
+    key: KeyOf,
+    /// Required: confirms that you take the lock from its holder
     #[arg(long, required = true)]
     force: bool,
     /// Do not ask
     #[arg(long)]
     yes: bool,
-    /// Refuse (75) unless this is the fence of all who hold it. For scripts, which look first and release later. Not
-    /// for a lock that several share
+    /// Refuse (exit code 75) if a holder has another fence: for scripts that look first and release later
+    ///
+    /// Not for a lock with several holders.
     #[arg(long, value_name = "FENCE")]
     fence: Option<u64>,
-    /// The lock's key
-    key: String,
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .map_err(|_| "write a number with a unit, such as 500ms, 5s or 2m".to_owned())
-}
-
-fn grace(text: &str) -> Result<Duration, String> {
-    let grace = duration(text)?;
-    if grace > DAY { Err("use up to 24 h".to_owned()) } else { Ok(grace) }
-}
-
-fn wait(text: &str) -> Result<Wait, String> {
-    match text {
-        "0" => Ok(Wait::No),
-        "forever" => Ok(Wait::Forever),
-        text => match duration(text) {
-            Ok(Duration::ZERO) => Ok(Wait::No),
-            Ok(limit) => Ok(Wait::For(limit)),
-            Err(_) => Err("write 0, forever, or a number with a unit, such as 500ms, 5s or 2m".to_owned()),
-        },
-    }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
+    // No command for users: it is in no help and no completion.
+    if std::env::args_os().nth(1).is_some_and(|word| word == guardian::NAME) {
+        let code = guardian::be().map_or_else(|error| Trouble::from(error).tell(), |()| 0);
+        trouble::said();
+        return ExitCode::from(code);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(mut error) => {
             let code = if error.use_stderr() { trouble::USAGE } else { 0 };
+            usage::advise(&mut error);
             // A URL in the wrong place is repeated by the error, and may hold a password.
             let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
             let text = error.to_string();
@@ -319,47 +357,55 @@ async fn main() -> ExitCode {
 }
 
 async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
-    if matches!(cli.task, Task::Guardian) {
-        guardian::be()?;
-        return Ok(0);
-    }
-    if let Task::Baton(baton::BatonTask::Show { file }) = cli.task {
-        return baton::show(file, cli.json);
-    }
-    let url = match cli.url_file {
+    let Cli { locks, url_file, json, task } = cli;
+    // What needs no store.
+    let task = match task {
+        Task::Schema(schema) => return schema::schema(&schema),
+        Task::Completions { shell } => return pages::completions(Cli::command(), shell),
+        Task::Man { to } => return pages::manual(Cli::command(), to.as_deref()),
+        Task::Baton(baton::BatonTask::Show { file }) => return baton::show(file, json),
+        task => task,
+    };
+    let url = match url_file {
         Some(path) => store::read_url(&path)?,
-        None => cli.locks.unwrap_or_default(),
+        None => locks.unwrap_or_default(),
     };
     if url.is_empty() {
         return Err(Trouble::usage(
             "where are the locks? give --locks URL or --url-file PATH, or set DLOCK_URL",
         ));
     }
-    match cli.task {
-        Task::Ls => list::ls(&store::look_into(&url).await?, cli.json).await,
+    let look = || store::look_into(&url);
+    match task {
+        Task::Ls { prefix } => list::ls(&look().await?, prefix.as_deref(), json).await,
         Task::Inspect { key, hash } => {
-            let locks = store::look_into(&url).await?;
-            let key = if hash { list::with_hash(&locks, &key).await? } else { key };
-            list::inspect(&locks, &key, cli.json).await
+            let (key, locks) = (key.get()?, look().await?);
+            let found = if hash { Some(list::with_hash(&locks, key).await?) } else { None };
+            list::inspect(&locks, found.as_deref().unwrap_or(key), json).await
         }
-        Task::Ping => doctor::ping(&store::look_into(&url).await?, cli.json).await,
-        Task::Doctor => doctor::doctor(&store::look_into(&url).await?, cli.json).await,
-        Task::Leader(task) => leader::leader(&store::look_into(&url).await?, &task, cli.json).await,
-        Task::Watch(watch) => watch::watch(&store::look_into(&url).await?, &watch, cli.json).await,
+        Task::Ping => doctor::ping(&look().await?, json).await,
+        Task::Doctor => doctor::doctor(&look().await?, json).await,
+        Task::Migrate => schema::migrate(&url, json).await,
+        Task::Leader(task) => leader::leader(&look().await?, &task, json).await,
+        Task::Watch(watch) => watch::watch(&look().await?, &watch, json).await,
         Task::Run(run) => {
+            let key = run.key.get()?;
             let locks = store::open(&url).await?;
             match run.window.once {
-                Some(window) => once::once(&locks, &run, window).await,
-                None => run::run(&locks, &run).await,
+                Some(window) => once::once(&locks, key, &run, window).await,
+                None => run::run(&locks, key, &run).await,
             }
         }
-        Task::Guardian => Ok(0),
-        Task::Baton(task) => baton::baton(&url, task, cli.json).await,
-        Task::Quorum(task) => quorum::quorum(&url, task, cli.json).await,
+        Task::Baton(task) => baton::baton(&url, task, json).await,
+        Task::Quorum(task) => quorum::quorum(&url, task, json).await,
         Task::Semaphore { task: SemaphoreTask::Resize(resize) } => {
-            semaphore::resize(&store::look_into(&url).await?, &resize, cli.json).await
+            semaphore::resize(&look().await?, &resize, json).await
         }
-        Task::Release(release) => release::release(&store::look_into(&url).await?, &release, cli.json).await,
+        Task::Release(release) => {
+            let key = release.key.get()?;
+            release::release(&look().await?, key, &release, json).await
+        }
+        Task::Schema(_) | Task::Completions { .. } | Task::Man { .. } => Ok(0),
     }
 }
 
@@ -369,24 +415,11 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn a_wait_is_none_endless_or_a_time_with_a_unit() {
-        assert_eq!(wait("0"), Ok(Wait::No));
-        assert_eq!(wait("0s"), Ok(Wait::No));
-        assert_eq!(wait("forever"), Ok(Wait::Forever));
-        assert_eq!(wait("500ms"), Ok(Wait::For(Duration::from_millis(500))));
-        for wrong in ["", "5", "five", "-1s", "never"] {
-            assert!(wait(wrong).is_err(), "{wrong:?}");
-        }
-    }
-
-    #[test]
     fn help_does_not_show_a_password_from_the_environment() {
-        use clap::CommandFactory;
         let command = Cli::command();
         let locks = command.get_arguments().find(|argument| argument.get_id() == "locks").unwrap();
         assert!(locks.is_hide_env_values_set());

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
-use dlock::{Error, Holder, Locks, OnCrash, OnError, Outcome};
+use dlock::{Error, Holder, Locks, MAX_LEASE, MIN_LEASE, OnCrash, OnError, Outcome};
 use tokio::sync::oneshot;
 
 use crate::Run;
@@ -12,29 +12,31 @@ use crate::run::{SHUTDOWN, under, warn};
 use crate::show::{place, printable, short};
 use crate::signals::{Signals, exit_code};
 use crate::trouble::{LOST, OTHER, SKIPPED, Trouble};
+use crate::usage::window;
 
 #[derive(Debug, Args)]
 pub(crate) struct Window {
-    /// Run the command at most once in so long a time (1ms to 30days), over all hosts, counted from its begin by the
-    /// store's clock; otherwise skip it, and say who ran it when
-    #[arg(long, value_name = "WINDOW", value_parser = crate::duration, conflicts_with_all = ["read", "permits", "fair"])]
+    /// Run the command at most once in this time over all hosts, and otherwise skip it: 1ms to 30days
+    ///
+    /// The time counts from the start of the command, by the clock of the store.
+    #[arg(long, value_name = "WINDOW", value_parser = window, conflicts_with_all = ["read", "permits", "fair"])]
     pub(crate) once: Option<Duration>,
-    /// Whether a command that fails leaves the window open, so that who waits or comes next runs it, or closed
+    /// What others do in the rest of the window after the command has failed
     #[arg(long, value_enum, default_value_t, requires = "once")]
     on_error: Then,
-    /// The same for one that dies with its host, or with all of dlock's processes; `skip` makes the lease as long as
-    /// the window, which may then be 50ms to 24h
+    /// What others do in the rest of the window after the command has died with its host or with dlock
+    ///
+    /// `skip` makes the lease as long as the window, which may then be 50ms to 24h.
     #[arg(long, value_enum, default_value_t, requires = "once")]
     on_crash: Then,
-    /// The exit code when the command is skipped
-    #[arg(long, value_name = "CODE", default_value_t = SKIPPED, requires = "once")]
-    skip_code: u8,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Then {
+    /// Run it again
     #[default]
     Rerun,
+    /// Skip it, as after a success
     Skip,
 }
 
@@ -51,17 +53,20 @@ impl From<Error> for Undone {
 }
 
 /// Runs the command if nobody did in this window.
-pub(crate) async fn once(locks: &Locks, run: &Run, window: Duration) -> Result<u8, Trouble> {
-    let mut signals = Signals::catch()?;
+pub(crate) async fn once(locks: &Locks, key: &str, run: &Run, window: Duration) -> Result<u8, Trouble> {
     let options = &run.window;
-    let mut job = locks.once(&run.key).with_window(window).with_lease(run.lease);
+    if options.on_crash == Then::Skip && !(MIN_LEASE..=MAX_LEASE).contains(&window) {
+        return Err(Trouble::usage("with --on-crash skip, --once may be 50ms to 24h"));
+    }
+    let mut signals = Signals::catch()?;
+    let mut job = locks.once(key).with_window(window).with_lease(run.lease);
     if options.on_error == Then::Skip {
         job = job.with_on_error(OnError::Skip);
     }
     if options.on_crash == Then::Skip {
         job = job.with_on_crash(OnCrash::Skip);
     }
-    if let Some(wait) = run.wait {
+    if let Some(wait) = run.waiting.get() {
         job = job.with_wait(wait);
     }
     // The body stands for the command, which runs beside it: a body is dropped at the loss of its lock, while a command
@@ -100,8 +105,10 @@ pub(crate) async fn once(locks: &Locks, run: &Run, window: Duration) -> Result<u
             code
         }
         Ok((Outcome::Skipped { by, .. }, _)) => {
-            warn(&skipped(&run.key, &by));
-            Ok(options.skip_code)
+            if !run.quiet {
+                warn(&skipped(key, &by));
+            }
+            Ok(run.skip_code.unwrap_or(SKIPPED))
         }
         Err(Undone::Dlock(error)) if error.kind() == dlock::ErrorKind::Lost => {
             warn("the lock was lost just before the command ended; it may run again");

@@ -10,8 +10,7 @@ use crate::show::{self, Person, printable};
 use crate::trouble::{BUSY, DENIED, Trouble};
 
 /// Shows who holds the lock, asks, and takes it away from those who were shown.
-pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Result<u8, Trouble> {
-    let key = &release.key;
+pub(crate) async fn release(locks: &Locks, key: &str, release: &Release, json: bool) -> Result<u8, Trouble> {
     let shown = printable(key);
     let nobody = format!("nobody holds {shown}");
     let holders = locks.occupancy(key).await?.holders;
@@ -26,7 +25,11 @@ pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Res
         return Err(Trouble::new(BUSY, what));
     }
     if !release.yes {
-        let question = "The holder is not stopped by this. Take the lock away? [y/N] ";
+        let question = if holders.iter().all(|holder| holder.left_behind) {
+            "No process holds it any more; a baton of it becomes worthless. Free the key? [y/N] "
+        } else {
+            "The holder is not stopped by this. Take the lock away? [y/N] "
+        };
         stderr().write_all(format!("{shown} is {held}\n{question}").as_bytes())?;
         let mut answer = String::new();
         stdin().read_line(&mut answer)?;
@@ -51,7 +54,12 @@ pub(crate) async fn release(locks: &Locks, release: &Release, json: bool) -> Res
 /// By whom it is held, or was last.
 fn said<'a>(holders: impl IntoIterator<Item = &'a Holder>) -> String {
     let by = |holder: &Holder| match (holder.left_behind, holder.first_in_line) {
-        (true, _) => format!("last held by {holder}"),
+        (true, _) => {
+            let mut last = holder.clone();
+            // How long the key is kept is no news of its last holder.
+            (last.left_behind, last.expires_in, last.since) = (false, None, None);
+            format!("kept, last held by {last}")
+        }
         (_, true) => format!("kept by {holder}"),
         _ => format!("held by {holder}"),
     };
@@ -79,6 +87,7 @@ pub(crate) mod tests {
     use dlock::{Failure, Guard, Key, Memory, Quorum};
 
     use super::*;
+    use crate::usage::KeyOf;
 
     /// Passes the lock on when it is about to be taken away.
     pub(crate) struct PassesOn<B: Backend + Clone>(pub(crate) B, pub(crate) Mutex<Vec<Passed>>);
@@ -155,11 +164,11 @@ pub(crate) mod tests {
         let holders = Locks::new(memory.clone());
         let guard = holders.lock("k").acquire().await.unwrap();
         let locks = Locks::new(PassesOn(memory.clone(), Mutex::new(vec![passed(holders, guard)])));
-        let task = Release { force: true, yes: true, fence: None, key: "k".to_owned() };
-        let refused = release(&locks, &task, false).await.unwrap_err();
+        let task = Release { key: KeyOf::default(), force: true, yes: true, fence: None };
+        let refused = release(&locks, "k", &task, false).await.unwrap_err();
         assert!(refused.to_string().contains("changed hands meanwhile, and is held by"), "{refused}");
         assert_eq!(memory.held(), 1);
-        assert_eq!(release(&locks, &task, false).await.unwrap(), 0);
+        assert_eq!(release(&locks, "k", &task, false).await.unwrap(), 0);
         assert_eq!(memory.held(), 0);
     }
 
@@ -170,11 +179,11 @@ pub(crate) mod tests {
         let holders = Locks::new(quorum.clone());
         let guard = holders.lock("k").acquire().await.unwrap();
         let locks = Locks::new(PassesOn(quorum, Mutex::new(vec![passed(holders, guard)])));
-        let task = Release { force: true, yes: true, fence: None, key: "k".to_owned() };
-        let refused = release(&locks, &task, false).await.unwrap_err();
+        let task = Release { key: KeyOf::default(), force: true, yes: true, fence: None };
+        let refused = release(&locks, "k", &task, false).await.unwrap_err();
         assert!(refused.to_string().contains("changed hands"), "{refused}");
         assert_eq!(nodes.each_ref().map(Memory::held), [1, 1, 1]);
-        assert_eq!(release(&locks, &task, false).await.unwrap(), 0);
+        assert_eq!(release(&locks, "k", &task, false).await.unwrap(), 0);
         assert_eq!(nodes.each_ref().map(Memory::held), [0, 0, 0]);
     }
 }

@@ -14,11 +14,11 @@ use crate::group::Group;
 use crate::guardian::Guardian;
 use crate::members::Members;
 use crate::signals::{Signals, exit_code, stop};
-use crate::trouble::{CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble};
+use crate::trouble::{BUSY, CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble};
 use crate::{Program, Run, store, trouble};
 
 /// How long to wait for the lock, unless it is said.
-const WAIT: Wait = Wait::For(Duration::from_secs(30));
+pub(crate) const WAIT: Wait = Wait::For(Duration::from_secs(30));
 /// How long to wait for what is left to be released.
 pub(crate) const SHUTDOWN: Duration = Duration::from_secs(5);
 
@@ -29,10 +29,10 @@ const LOOK: Duration = Duration::from_millis(10);
 const KILLING: Duration = Duration::from_millis(100);
 
 /// Takes the lock, runs the command, releases the lock.
-pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
+pub(crate) async fn run(locks: &Locks, key: &str, run: &Run) -> Result<u8, Trouble> {
     let mut signals = Signals::catch()?;
     let taken = tokio::select! {
-        taken = acquire(locks, run) => taken,
+        taken = acquire(locks, key, run) => taken,
         signal = signals.end() => {
             // Whatever was asked for is withdrawn.
             let _ = locks.shutdown(SHUTDOWN).await;
@@ -43,7 +43,7 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
         Ok(guard) => guard,
         Err(error) => {
             let _ = locks.shutdown(SHUTDOWN).await;
-            return Err(error.into());
+            return Err(not_run(run, error));
         }
     };
     let mut outcome = under(&guard.held(), &run.program, &mut signals).await;
@@ -63,14 +63,23 @@ pub(crate) async fn run(locks: &Locks, run: &Run) -> Result<u8, Trouble> {
     outcome
 }
 
+/// Another command that runs is no failure where that was said: it has an exit code of its own, and may be kept quiet.
+fn not_run(run: &Run, error: dlock::Error) -> Trouble {
+    if !error.is_busy() {
+        return error.into();
+    }
+    let what = if run.quiet { String::new() } else { error.to_string() };
+    Trouble::new(run.skip_code.unwrap_or(BUSY), what)
+}
+
 /// Takes the lock in the way that was asked for.
-async fn acquire(locks: &Locks, run: &Run) -> dlock::Result<Guard> {
-    let wait = run.wait.unwrap_or(WAIT);
+async fn acquire(locks: &Locks, key: &str, run: &Run) -> dlock::Result<Guard> {
+    let wait = run.waiting.get().unwrap_or(WAIT);
     if let Some(permits) = run.permits {
-        let semaphore = locks.semaphore(&run.key, permits).take(run.take);
+        let semaphore = locks.semaphore(key, permits).take(run.take);
         return semaphore.with_lease(run.lease).with_wait(wait).acquire().await;
     }
-    let lock = locks.lock(&run.key).with_lease(run.lease).with_wait(wait).with_fairness(run.fair);
+    let lock = locks.lock(key).with_lease(run.lease).with_wait(wait).with_fairness(run.fair);
     if run.read { lock.read().acquire().await } else { lock.acquire().await }
 }
 

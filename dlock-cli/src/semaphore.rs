@@ -22,10 +22,7 @@ pub(crate) async fn resize(locks: &Locks, resize: &Resize, json: bool) -> Result
     let shown = printable(key);
     match before {
         Some(before) => writeln!(out, "{shown} has {permits} permits, and had {before}")?,
-        None => writeln!(
-            out,
-            "there is no semaphore {shown}; whoever uses it first says how many permits it has"
-        )?,
+        None => writeln!(out, "there is no semaphore {shown}; its first user sets the number of permits")?,
     }
     Ok(0)
 }

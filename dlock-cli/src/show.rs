@@ -132,10 +132,7 @@ pub(crate) fn place(holder: &Holder) -> String {
 /// How it is held, if it is.
 pub(crate) fn mode(holder: &Holder) -> String {
     match (holder.left_behind, holder.first_in_line) {
-        (true, _) => until(holder).map_or_else(
-            || "released, kept taken".to_owned(),
-            |until| format!("released, kept taken until {until}"),
-        ),
+        (true, _) => until(holder).map_or_else(|| "kept".to_owned(), |until| format!("kept until {until}")),
         (_, true) => "a waiter in Java is first in line".to_owned(),
         _ => holder.mode.to_string(),
     }
@@ -278,14 +275,14 @@ mod tests {
         assert!(text.contains(" read "), "{text}");
         assert_eq!((&document["mode"], &document["left_behind"]), (&"read".into(), &false.into()));
         let (text, document) = shown(Mode::Exclusive, true);
-        assert!(text.contains("released, kept taken") && !text.contains("day"), "{text}");
+        assert!(text.contains(" kept ") && !text.contains("until"), "{text}");
         assert_eq!(document["left_behind"], true);
         (holder.expires_in, holder.left_behind) = (Some(Duration::from_secs(3_600)), true);
         let shown = mode(&holder);
-        assert!(shown.starts_with("released, kept taken until 2"), "{shown}");
+        assert!(shown.starts_with("kept until 2"), "{shown}");
         // What stands in a store may be anything.
         holder.expires_in = Some(Duration::MAX);
-        assert_eq!(mode(&holder), "released, kept taken");
+        assert_eq!(mode(&holder), "kept");
         (holder.first_in_line, holder.left_behind) = (true, false);
         assert_eq!(until(&holder), None);
     }

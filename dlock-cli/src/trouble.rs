@@ -23,22 +23,24 @@ pub(crate) const SKIPPED: u8 = 80;
 pub(crate) const CANNOT_EXECUTE: u8 = 126;
 pub(crate) const NO_SUCH_COMMAND: u8 = 127;
 
-/// The exit codes, for the help.
-pub(crate) const CODES: &str = "Exit codes of dlock itself (`run` and `baton exec` pass on those of their command):
+/// The exit codes, for the help: in lines that fit a terminal, since the second line of a code is indented.
+pub(crate) const CODES: &str =
+    "Exit codes of dlock itself (`run` and `baton exec` pass on those of their command):
   0    done
-  64   a wrong argument, URL or key, such as one that the backend cannot keep, or another number of permits; or a file
-       that holds no baton, cannot be written, or is there already
-  69   the backend cannot be reached, or it is not known what became of a request
-  70   another error, such as a baton that could not be written after all
-  75   somebody else holds the lock, or locks are held on the nodes of a quorum that is to be set up
-  77   the backend refused the user or the password, or the user said no
-  78   `doctor` found something by which locks may be lost or granted twice, or `quorum show` no majority that votes
-  79   the lock was lost while the command ran, or directly before it; or a baton was taken over before, or its time is
-       over
-  80   with `--once` the command was skipped, since it ran elsewhere
+  64   a wrong argument, URL, key or number of permits; or a file that holds no
+       baton, cannot be written, or exists already
+  69   the store cannot be reached, or the outcome of a request is unknown
+  70   another error, such as a baton that could not be written
+  75   another process holds the lock, or locks are held on the nodes of a
+       quorum that is to be set up
+  77   the store refused the user or the password, or you did not say yes
+  78   `doctor` found a danger to locks, or `quorum show` no majority that votes
+  79   the lock was lost while the command ran, or directly before; or a baton
+       was taken over before, or its time is over
+  80   with `--once`: the command was skipped, since another one ran
   126  the command cannot be executed
-  127  there is no such command
-  128 and the number of a signal that ended it";
+  127  the command does not exist
+  128 and the number of the signal that ended the command or dlock";
 
 /// What went wrong.
 #[derive(Debug)]

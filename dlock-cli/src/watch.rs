@@ -10,8 +10,8 @@ use serde_json::json;
 use tokio::time::MissedTickBehavior;
 
 use crate::Watch;
-use crate::list::lines;
-use crate::show::{self, Line, table};
+use crate::list::{Lines, lines};
+use crate::show::{self, table};
 use crate::signals::{Signals, ends, stop};
 use crate::trouble::Trouble;
 
@@ -34,7 +34,7 @@ pub(crate) async fn watch(locks: &Locks, watch: &Watch, json: bool) -> Result<u8
         left -= 1;
         let look = async {
             ticks.tick().await;
-            lines(locks).await
+            lines(locks, watch.prefix.as_deref()).await
         };
         tokio::select! {
             () = screen.leave_at(&mut signals) => return Ok(0),
@@ -79,14 +79,15 @@ impl Screen {
         }
     }
 
-    fn show(&self, backend: &str, held: Result<Vec<Line>, Trouble>, json: bool) -> std::io::Result<()> {
+    fn show(&self, backend: &str, held: Result<Lines, Trouble>, json: bool) -> std::io::Result<()> {
         let now = humantime::format_rfc3339_seconds(SystemTime::now());
         let mut out = stdout().lock();
         if json {
             let document = match held {
                 Ok(lines) => {
-                    let all: Vec<_> = lines.iter().map(Line::to_json).collect();
-                    json!({ "at": now.to_string(), "backend": backend, "held": all })
+                    let mut document = lines.to_json(backend);
+                    document["at"] = now.to_string().into();
+                    document
                 }
                 Err(trouble) => {
                     json!({ "at": now.to_string(), "backend": backend, "error": trouble.to_string() })
@@ -96,8 +97,10 @@ impl Screen {
             return out.flush();
         }
         let text = match held {
-            Ok(lines) if lines.is_empty() => format!("{now}  {backend}  no lock is held\n"),
-            Ok(lines) => format!("{now}  {backend}  {} held\n\n{}", lines.len(), table(&lines)),
+            Ok(lines) => match lines.none() {
+                Some(none) => format!("{now}  {backend}  {none}\n"),
+                None => format!("{now}  {backend}  {} held\n\n{}", lines.shown.len(), table(&lines.shown)),
+            },
             Err(trouble) => format!("{now}  {trouble}\n"),
         };
         if self.terminal {

@@ -25,6 +25,13 @@ fn a_command_runs_once_in_its_window_and_who_skips_it_says_who_ran_it_when() {
     let quiet = report(&["--skip-code", "0"]).wait();
     assert_eq!((quiet.code, quiet.out.as_str()), (0, ""), "{}", quiet.err);
     assert_eq!(store.run("other", &["--once", "1h"], "true").done().code, 0);
+    let asked = store.dlock(["release", "--force", "report"]).say("n\n").done();
+    assert_eq!(asked.code, 77, "{}", asked.err);
+    assert!(
+        asked.err.contains("No process holds it any more") && !asked.err.contains("stopped"),
+        "{}",
+        asked.err
+    );
     let opened = store.dlock(["release", "--force", "--yes", "report"]).done();
     assert_eq!(opened.code, 0, "{}", opened.err);
     assert_eq!(report(&[]).wait().code, 0);
@@ -118,7 +125,6 @@ fn options_that_contradict_each_other_run_nothing() {
         &["--once", "hourly"],
         &["--once", "25h", "--on-crash", "skip"],
         &["--on-error", "skip"],
-        &["--skip-code", "0"],
     ] {
         let done = store.run("report", options, "echo it ran").done();
         assert_eq!((done.code, done.out.as_str()), (64, ""), "{options:?}: {}", done.err);

@@ -299,6 +299,8 @@ fn a_quorum_of_which_nobody_votes_is_no_well_one_and_one_that_is_away_is_shown()
     assert_eq!(findings[0]["found"], "0 of 3 nodes vote, and 2 have to", "{findings}");
     let warned = |found: &serde_json::Value| found["subject"] == "vote" && found["severity"] == "warning";
     assert_eq!(findings.as_array().unwrap().iter().filter(|found| warned(found)).count(), 3, "{findings}");
+    let text = store.dlock(["doctor"]).done().out;
+    assert_eq!(text.matches("it votes by itself in time").count(), 1, "advice is given once: {text}");
     let refused = store.run("k", &["--wait", "0", "--lease", "3s"], "true").done();
     assert_eq!(refused.code, 69, "{}", refused.err);
     assert!(refused.err.contains("0 of 3 nodes took part"), "they answered: {}", refused.err);
@@ -315,5 +317,6 @@ fn a_quorum_of_which_nobody_votes_is_no_well_one_and_one_that_is_away_is_shown()
         let shown = Store::at(&url).dlock(["quorum", "show"]).done();
         assert_eq!((shown.code, shown.err.as_str()), (78, ""), "{}", shown.out);
         assert!(shown.out.contains("node 1") && shown.out.contains(" of 3 vote, 2 have to"), "{}", shown.out);
+        assert_eq!(shown.out.matches("the backend is unavailable").count(), 2, "said once: {}", shown.out);
     }
 }

@@ -178,7 +178,7 @@ fn a_waiter_in_java_that_is_first_in_line_is_shown_as_such_and_removed() {
     let listed = store.dlock(["ls"]).done().out;
     assert!(listed.contains("till") && listed.contains("a waiter in Java is first in line"), "{listed}");
     let shown = store.dlock(["inspect", "till"]).done().out;
-    assert!(shown.contains("java:5") && shown.contains("until       2100-01-01T00:0"), "{shown}");
+    assert!(shown.contains("java:5") && shown.contains("kept until  2100-01-01T00:0"), "{shown}");
     let document = store.dlock(["--json", "inspect", "till"]).done().json();
     assert_eq!(document["holders"][0]["first_in_line"], true, "{document}");
     let released = store.dlock(["release", "--force", "--yes", "till"]).done();

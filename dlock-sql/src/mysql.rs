@@ -64,6 +64,21 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 pub type Mysql = LeaseRows<MysqlServer>;
 
 impl MysqlOptions {
+    /// Returns the script that makes the table, as [`migrate`](Self::migrate) does, with the rights of a service as
+    /// comments: for an administrator who runs it with the client `mariadb` or `mysql`. To run it again changes
+    /// nothing. A driver takes its statements one by one.
+    ///
+    /// ```
+    /// # fn example() -> dlock_core::Result<()> {
+    /// let options = dlock_sql::MysqlOptions::from_url("mysql://localhost")?.with_table("shop.dlock")?;
+    /// std::fs::write("schema.sql", options.schema()).expect("a file");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn schema(&self) -> String {
+        statements::SCHEMA.replace("{table}", &self.settings.table.quoted('`'))
+    }
+
     /// Returns the statements that make `dlock_take`, `dlock_renew`, `dlock_release`, `dlock_hand_over` and
     /// `dlock_take_over`, version 1, and the `dlock_check` that each of them calls: procedures by which programs that
     /// do not use dlock take the lock rows of this table, give and take batons, and are respected. To be run once, one

@@ -59,6 +59,21 @@ pub type PostgresClaim = RowClaim<PostgresServer>;
 pub type Postgres = LeaseRows<PostgresServer>;
 
 impl PostgresOptions {
+    /// Returns the script that makes the table, as [`migrate`](Self::migrate) does, with the rights of a service as
+    /// comments: for an administrator who runs it with `psql`. To run it again changes nothing. A table that is named
+    /// without its schema is made where the search path of the session leads.
+    ///
+    /// ```
+    /// # fn example() -> dlock_core::Result<()> {
+    /// let options = dlock_sql::PostgresOptions::from_url("postgres://localhost")?.with_table("public.dlock")?;
+    /// std::fs::write("schema.sql", options.schema()).expect("a file");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn schema(&self) -> String {
+        statements::SCHEMA.replace("{table}", &self.settings.table.quoted('"'))
+    }
+
     /// Returns the statements that make `dlock_take`, `dlock_renew`, `dlock_release`, `dlock_hand_over` and
     /// `dlock_take_over`, version 1: functions by which programs that do not use dlock take the lock rows of this
     /// table, give and take batons, and are respected. To be run once, as one script, by whoever owns the table; making

@@ -9,6 +9,15 @@ pub(crate) fn sql(text: String) -> SqlStr {
     AssertSqlSafe(Arc::<str>::from(text)).into_sql_str()
 }
 
+/// The statements of a script, with the table's name in them. In the script an empty line follows each statement, and
+/// a line that begins with `--` is a comment.
+pub(crate) fn statements(script: &str, table: &str) -> Vec<SqlStr> {
+    let bare =
+        |part: &str| part.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>().join("\n");
+    let parts = script.split(";\n\n").map(bare).filter(|part| !part.trim().is_empty());
+    parts.map(|part| sql(part.trim().replace("{table}", table))).collect()
+}
+
 /// A length of time in microseconds, for the server.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn micros(length: std::time::Duration) -> i64 {
@@ -45,5 +54,18 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 pub(crate) fn push_hex(text: &mut String, bytes: &[u8]) {
     for nibble in bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]) {
         text.push(char::from_digit(u32::from(nibble), 16).unwrap_or('0'));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_its_statements_without_its_comments() {
+        let script = "-- a\n\n-- b\nCREATE {table} (\n    x\n);\n\nBEGIN {table}; END;\n\n-- GRANT x;\n";
+        let statements = statements(script, "locks");
+        let texts: Vec<_> = statements.iter().map(|statement| statement.as_str()).collect();
+        assert_eq!(texts, ["CREATE locks (\n    x\n)", "BEGIN locks; END"]);
     }
 }

@@ -518,7 +518,10 @@ fn configuring(failure: Failure) -> Error {
 
 /// The failure of a node, with its number.
 fn named(member: &Member, failure: &Failure) -> Error {
-    configuring(Failure::new(failure.kind(), member.says(failure)))
+    // What kind it is stands in front of the whole.
+    let (what, kind) = (failure.to_string(), Failure::new(failure.kind(), "").to_string());
+    let what = what.strip_prefix(&format!("{kind}: ")).unwrap_or(&what);
+    configuring(Failure::new(failure.kind(), member.says(&what)))
 }
 
 fn no_answer() -> Failure {

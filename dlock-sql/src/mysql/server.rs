@@ -204,13 +204,10 @@ impl Server for MysqlServer {
     }
 
     async fn make(&self, on: &mut MySqlConnection) -> SqlResult<()> {
-        let [create, mark] = schema(&self.table);
-        execute(on, &create, &[]).await?;
-        match execute(on, &mark, &[]).await {
-            // Another process makes the table too.
-            Err(error) if number(&error) == Some(DUPLICATE) => Ok(()),
-            other => other.map(drop),
+        for statement in schema(&self.table) {
+            execute(on, &statement, &[]).await?;
         }
+        Ok(())
     }
 
     fn is_missing(error: &sqlx::Error) -> bool {

@@ -9,10 +9,13 @@ use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::values::literal;
-use crate::rows::{AT_ONCE, KEPT_FOR_LINE, MARK};
+use crate::rows::{AT_ONCE, KEPT_FOR_LINE};
 use crate::stored::{self, IN_LINE, TURN};
 use crate::table::TableName;
-use crate::text::sql;
+use crate::text::{sql, statements};
+
+/// The script that makes the table.
+pub(super) const SCHEMA: &str = include_str!("schema.sql");
 
 #[derive(Debug)]
 pub(super) struct MysqlStatements {
@@ -246,22 +249,8 @@ fn places(count: usize) -> String {
 }
 
 /// The statements that make the table.
-pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
-    let table = table.quoted('`');
-    [
-        sql(format!(
-            "CREATE TABLE IF NOT EXISTS {table} (
-                `key` VARBINARY(513) NOT NULL PRIMARY KEY,
-                token BINARY(16),
-                fence BIGINT NOT NULL,
-                expires BIGINT NOT NULL,
-                holder VARBINARY({LONGEST_LINE}) NOT NULL
-            ) ENGINE = InnoDB"
-        )),
-        sql(format!(
-            "INSERT INTO {table} (`key`, token, fence, expires, holder) VALUES (X'', NULL, 0, 0, '{MARK}')"
-        )),
-    ]
+pub(super) fn schema(table: &TableName) -> Vec<SqlStr> {
+    statements(SCHEMA, &table.quoted('`'))
 }
 
 #[cfg(test)]
@@ -272,5 +261,10 @@ mod tests {
     fn what_decides_whether_a_lock_is_ours_is_asked_of_the_primary() {
         let statements = MysqlStatements::of(&TableName::default());
         assert!(statements.ours(2).as_str().ends_with(" FOR UPDATE"));
+    }
+
+    #[test]
+    fn the_longest_line_has_room_in_the_table() {
+        assert!(SCHEMA.contains(&format!("holder VARBINARY({LONGEST_LINE}) NOT NULL")));
     }
 }

@@ -7,11 +7,14 @@ use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::values::Value;
-use crate::rows::{AT_ONCE, KEPT_FOR_LINE, MARK, TURNS};
+use crate::rows::{AT_ONCE, KEPT_FOR_LINE, TURNS};
 use crate::session::Name;
 use crate::stored::{IN_LINE, TURN};
 use crate::table::TableName;
-use crate::text::{hex, micros, sql};
+use crate::text::{hex, micros, sql, statements};
+
+/// The script that makes the table.
+pub(super) const SCHEMA: &str = include_str!("schema.sql");
 
 #[derive(Debug)]
 pub(super) struct PostgresStatements {
@@ -357,24 +360,6 @@ pub(super) const HOME: &str = "SELECT name::text FROM unnest(current_schemas(fal
     WHERE name !~ '^pg_' ORDER BY NOT has_schema_privilege(name, 'CREATE'), name = current_user, place LIMIT 1";
 
 /// The statements that make the table, for one transaction.
-///
-/// A row is changed at each acquire and release: half of each page is left free, so that changes stay in it.
-pub(super) fn schema(table: &TableName) -> [SqlStr; 2] {
-    let table = table.quoted('"');
-    [
-        sql(format!(
-            r#"CREATE TABLE IF NOT EXISTS {table} (
-                key bytea NOT NULL PRIMARY KEY,
-                token bytea,
-                fence bigint NOT NULL,
-                expires timestamptz NOT NULL,
-                awaited boolean NOT NULL DEFAULT false,
-                holder text NOT NULL
-            ) WITH (fillfactor = 50)"#
-        )),
-        sql(format!(
-            r#"INSERT INTO {table} (key, token, fence, expires, holder)
-            VALUES ('', NULL, 0, '-infinity', '{MARK}') ON CONFLICT DO NOTHING"#
-        )),
-    ]
+pub(super) fn schema(table: &TableName) -> Vec<SqlStr> {
+    statements(SCHEMA, &table.quoted('"'))
 }

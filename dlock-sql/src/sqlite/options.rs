@@ -8,6 +8,7 @@ use percent_encoding::percent_decode_str;
 
 use super::Sqlite;
 use super::database::Database;
+use super::statements;
 use crate::table::TableName;
 
 /// Where the locks are: a file, and a table in it.
@@ -109,6 +110,18 @@ impl SqliteOptions {
         }
         self.table = TableName::new(name)?;
         Ok(self)
+    }
+
+    /// Returns the script that makes the table, as [`migrate`](Self::migrate) does, for the client `sqlite3`. To run it
+    /// again changes nothing.
+    ///
+    /// ```
+    /// let script = dlock_sql::SqliteOptions::new("app.db").schema();
+    /// assert!(script.contains("CREATE TABLE IF NOT EXISTS"));
+    /// ```
+    #[must_use]
+    pub fn schema(&self) -> String {
+        statements::SCHEMA.replace("{table}", &self.table.to_string())
     }
 
     /// Makes the file (for its owner only), the write-ahead log and the table where they are missing. Does nothing to a

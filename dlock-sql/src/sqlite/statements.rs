@@ -16,10 +16,13 @@ use super::line::{self, LineStatements};
 use super::shares::ShareStatements;
 use crate::stored::AWAITED;
 use crate::table::TableName;
-use crate::text::sql;
+use crate::text::{sql, statements};
 
 /// What the mark row's `holder` says.
 pub(super) const MARK: &str = "dlock table, version 1";
+
+/// The script that makes the table.
+pub(super) const SCHEMA: &str = include_str!("schema.sql");
 
 /// The columns by name, type and whether they may be null, as `PRAGMA table_info` reports them.
 pub(super) const COLUMNS: [(&str, &str, bool); 6] = [
@@ -150,31 +153,9 @@ impl SqliteStatements {
 }
 
 /// The statements that make the table, for one transaction.
-///
-/// The triggers keep fences growing whoever deletes rows, also an administrator by hand.
-pub(super) fn schema(table: &TableName) -> [SqlStr; 4] {
-    [
-        sql(format!(
-            r#"CREATE TABLE IF NOT EXISTS "{table}" (
-                key BLOB NOT NULL PRIMARY KEY,
-                token BLOB,
-                fence INTEGER NOT NULL,
-                boot BLOB NOT NULL,
-                expires INTEGER NOT NULL,
-                holder TEXT NOT NULL
-            ) STRICT, WITHOUT ROWID"#
-        )),
-        sql(format!(
-            r#"INSERT OR IGNORE INTO "{table}" (key, token, fence, boot, expires, holder)
-            VALUES (x'', NULL, 0, x'', 0, '{MARK}')"#
-        )),
-        sql(format!(
-            r#"CREATE TRIGGER IF NOT EXISTS "{table}_keeps_fences" AFTER DELETE ON "{table}" BEGIN
-                UPDATE "{table}" SET fence = max(fence, old.fence) WHERE key = x''; END"#
-        )),
-        sql(format!(
-            r#"CREATE TRIGGER IF NOT EXISTS "{table}_keeps_mark" BEFORE DELETE ON "{table}" WHEN old.key = x''
-            BEGIN SELECT RAISE(IGNORE); END"#
-        )),
-    ]
+pub(super) fn schema(table: &TableName) -> Vec<SqlStr> {
+    let mut all = statements(SCHEMA, &table.to_string());
+    // Not in a transaction: see `migrate`.
+    all.retain(|statement| !statement.as_str().starts_with("PRAGMA"));
+    all
 }

@@ -146,6 +146,7 @@ impl QuorumClaim {
     ) -> Result<(), Failure> {
         let limit = self.limit();
         let silent: Vec<_> = round.silent().collect();
+        let is_over = round.left().is_zero();
         // Lets go of the requests under way, so that withdrawals can follow them.
         drop(round);
         let mut withdrawals = self.round();
@@ -154,7 +155,8 @@ impl QuorumClaim {
             let vote = &self.votes[place];
             if silent.contains(&place) {
                 let failure = match vote.is_done() {
-                    false => Failure::unknown(format!("no answer within {limit:?}")),
+                    false if is_over => Failure::unknown(format!("no answer within {limit:?}")),
+                    false => Failure::unknown("no answer before the others had decided"),
                     true => Failure::unavailable(UNSENT),
                 };
                 ballot.note(place, VoteAnswer::Failed(failure));

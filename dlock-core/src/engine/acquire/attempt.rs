@@ -49,8 +49,8 @@ pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
              server, table or prefix"
         }
         None => {
-            "nobody has the lock: the baton was taken over before and the lock released, or its time is over, or it is \
-             one of another server, table or prefix"
+            "the baton was taken over before and the lock released, or its time is over, or it is one of another server, \
+             table or prefix"
         }
     };
     Failure::new(ErrorKind::NotHeld, why)
