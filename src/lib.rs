@@ -2,50 +2,77 @@
 //!
 //! A service annotates an async fn and gets mutual exclusion across processes and hosts:
 //!
-#![cfg_attr(feature = "macros", doc = "```")]
+#![cfg_attr(feature = "macros", doc = "```no_run")]
 #![cfg_attr(not(feature = "macros"), doc = "```ignore")]
+//! use std::time::Duration;
 //! use dlock::{Error, distributed_lock};
 //!
 //! #[distributed_lock(key = "room_<id>", wait = "5s", guard = held)]
-//! async fn book(id: u64) -> Result<u64, Error> {
-//!     Ok(held.fence().expect("memory locks have fences").get())
+//! async fn book(id: u64) -> Result<String, Error> {
+//!     // One caller at a time for each room, over all processes and hosts.
+//!     Ok(format!("room {id} is booked, fence {:?}", held.fence()))
 //! }
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
-//! dlock::register("locks", dlock::connect("memory:").await?)?;
-//! let (first, second) = (book(7).await?, book(7).await?);
-//! assert!(second > first, "every grant has a higher fence");
-//! # Ok(()) }
+//! #[tokio::main]
+//! async fn main() -> Result<(), Error> {
+//!     let backends = dlock::init().await?; // connects to what DLOCK_URL names
+//!     println!("{}", book(7).await?);
+//!     if let Err(late) = backends.shutdown(Duration::from_secs(5)).await {
+//!         eprintln!("{late}"); // the server is away: what is left ends with its lease
+//!     }
+//!     Ok(())
+//! }
 //! ```
 //!
-//! * `distributed_lock`: the attribute, and the reference of its options.
-//! * [`Locks`], [`Lock`], [`Guard`]: the same by hand.
-//! * [`Batch`], [`Segmented`]: several keys as one, and one hot key split into several.
-//! * [`Lock::read`], [`Semaphore`]: many readers and one writer, and a few at a time.
-//! * [`Requirement`]: guarantees without which a program does not start.
+//! ```sh
+//! cargo add dlock-sdk --features redis
+//! cargo add tokio --features macros,rt-multi-thread
+//! DLOCK_URL=redis://127.0.0.1:6379 cargo run
+//! ```
+//!
+//! Other stores have other features and URLs: `zk://zk-1:2181`, `postgres://user:password@host/database?migrate=true`,
+//! `mysql://...`, `sqlite:///var/lib/app/locks.db`; [`connect`] lists them all.
+//!
+//! # What is here
+//!
+#![cfg_attr(feature = "macros", doc = "* [`distributed_lock`](macro@distributed_lock): the attribute.")]
+#![cfg_attr(feature = "macros", doc = "* [`once`](macro@once), [`Once`]: a job that one replica runs.")]
+#![cfg_attr(
+    feature = "macros",
+    doc = "* [`leader`](macro@leader), [`Election`]: a body that one replica runs."
+)]
 //! * [`init`]; [`connect`], [`register`]: where the locks are, from the environment or by hand.
+//! * [`Locks`], [`Lock`], [`Guard`]: locks without the attribute.
+//! * [`Lock::read`], [`Semaphore`]: many readers and one writer, and a few at a time.
+//! * [`Batch`], [`Segmented`]: several keys as one, and one hot key split into several.
+//! * [`Guard::hand_over`], [`Locks::take_over`]: a lock that is passed on to another process.
+//! * [`Requirement`]: guarantees without which a program does not start.
 //! * [`Memory`], [`ManualClock`], [`Faults`], [`with_backend`]: tests of your own code.
 //! * [`Quorum`]: one lock on a majority of independent backends.
 //! * [`backend`]: how to write a backend.
+//! * [`dlock-tower`](https://docs.rs/dlock-tower): a lock for each request of a service, with an extractor for axum.
+//! * [`dlock-cli`](https://crates.io/crates/dlock-cli): the program `dlock`, which shows who holds which lock and runs
+//!   commands under one.
 //!
+#![cfg_attr(feature = "macros", doc = include_str!("guides.md"))]
 //! # Features
 //!
-//! | feature | default | what it gives |
+//! | feature | what it gives | oldest Rust |
 //! |---|---|---|
-//! | `macros` | yes | the attribute |
-//! | `mysql` | no | locks in a MariaDB or MySQL database |
-//! | `mysql-tls` | no | the same over TLS |
-//! | `postgres` | no | locks in a PostgreSQL database |
-//! | `postgres-tls` | no | the same over TLS |
-//! | `serde` | no | a `Baton` in what serde writes |
-//! | `otel` | no | metrics and linked traces for OpenTelemetry |
-//! | `redis` | no | locks on Redis: a single server, under Sentinel, or a Cluster |
-//! | `redis-tls` | no | the same over TLS |
-//! | `redis-credentials` | no | credentials on Redis that change while connections are open |
-//! | `sqlite` | no | locks for the processes of one host, in a SQLite database |
-//! | `zk` | no | fair locks on ZooKeeper; shares Curator's queues |
-//! | `zk-tls` | no | the same over TLS |
-//! | `zk-sasl` | no | logging in at ZooKeeper with SASL's DIGEST-MD5 |
+//! | `macros` (default) | the attributes | 1.88 |
+//! | `redis` | locks on Redis: a single server, under Sentinel, or a Cluster | 1.88 |
+//! | `redis-tls` | the same over TLS | 1.88 |
+//! | `redis-credentials` | credentials on Redis that change while connections are open | 1.88 |
+//! | `zk` | fair locks on ZooKeeper; shares Curator's queues | 1.89 |
+//! | `zk-tls` | the same over TLS | 1.89 |
+//! | `zk-sasl` | logging in at ZooKeeper with SASL's DIGEST-MD5 | 1.89 |
+//! | `postgres` | locks in a PostgreSQL database | 1.94 |
+//! | `postgres-tls` | the same over TLS | 1.94 |
+//! | `mysql` | locks in a MariaDB or MySQL database | 1.94 |
+//! | `mysql-tls` | the same over TLS | 1.94 |
+//! | `sqlite` | locks for the processes of one host, in a SQLite database | 1.94 |
+//! | `otel` | metrics and linked traces for OpenTelemetry | 1.88 |
+//! | `serde` | a `Baton` in what serde writes | 1.88 |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -57,6 +84,12 @@ mod connect;
 mod init;
 mod registry;
 mod variables;
+
+/// The guides: how to choose, what is promised, how it is operated.
+#[cfg(all(doc, not(doctest), feature = "macros"))]
+pub mod guides {
+    dlock_macros::guides!();
+}
 
 pub use connect::{connect, from_url, quorum_from_url};
 #[cfg(feature = "otel")]
@@ -89,7 +122,7 @@ pub use init::{Backends, Init, init};
 pub use registry::{in_current_scope, register, registered, set_default, with_backend};
 
 /// The examples of the README compile.
-#[cfg(all(doctest, feature = "macros", feature = "sqlite"))]
+#[cfg(all(doctest, feature = "macros", feature = "otel", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("registry.md")]
 struct Readme;

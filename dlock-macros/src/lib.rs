@@ -10,6 +10,7 @@ mod duration;
 mod error;
 mod expand;
 mod function;
+mod guides;
 mod leader;
 mod once;
 mod own;
@@ -35,4 +36,12 @@ pub fn leader(args: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn once(args: TokenStream, item: TokenStream) -> TokenStream {
     once::expand(args.into(), item.into()).into()
+}
+
+// Expanded in the documentation of `dlock` alone.
+#[allow(missing_docs)]
+#[doc(hidden)]
+#[proc_macro]
+pub fn guides(_nothing: TokenStream) -> TokenStream {
+    guides::expand().into()
 }

@@ -21,7 +21,6 @@ const SHARED_DRIVERS: &[&str] = &["dlock-sql", "sqlx", "sqlx-core"];
 
 /// Features that are no backend.
 const OTHER_FEATURES: &[&str] = &[
-    "default",
     "macros",
     "mysql-tls",
     "otel",
@@ -33,8 +32,8 @@ const OTHER_FEATURES: &[&str] = &[
     "zk-tls",
 ];
 
-/// The backends that `dlock` has now.
-pub(crate) fn features() -> Result<Vec<String>> {
+/// The features that `dlock` has, but for that of those which are on by default.
+pub(crate) fn all_features() -> Result<Vec<String>> {
     let text = cargo(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .read()
         .or_else(|_| cargo(["metadata", "--format-version=1", "--no-deps"]).read())?;
@@ -43,8 +42,13 @@ pub(crate) fn features() -> Result<Vec<String>> {
     let dlock =
         packages.iter().find(|package| package["name"] == FACADE).context("there is no package dlock-sdk")?;
     let features = dlock["features"].as_object().context("dlock has no features")?;
-    let backends: Vec<String> =
-        features.keys().filter(|name| !OTHER_FEATURES.contains(&name.as_str())).cloned().collect();
+    Ok(features.keys().filter(|name| *name != "default").cloned().collect())
+}
+
+/// The backends that `dlock` has now.
+pub(crate) fn features() -> Result<Vec<String>> {
+    let mut backends = all_features()?;
+    backends.retain(|name| !OTHER_FEATURES.contains(&name.as_str()));
     for backend in &backends {
         if !DRIVERS.iter().any(|(name, _)| name == backend) {
             bail!("the feature `{backend}` of dlock is new; list it in xtask/src/backends.rs");

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::run::{Step, cargo, root};
-use crate::{backends, callers, modules, needs, package, pages, prose};
+use crate::{backends, callers, modules, needs, package, pages, prose, reachable};
 
 /// A longer file is two files.
 const MAX_LINES: usize = 600;
@@ -27,6 +27,7 @@ pub(crate) fn checks() -> Vec<Step> {
         Step::new("runtimes of callers", || callers::check(&sources()?)),
         Step::new("prose", || prose::check(&sources()?)),
         Step::new("links and snippets", || pages::check(&sources()?)),
+        Step::new("front pages", || reachable::check(&sources()?, &backends::all_features()?)),
         Step::new("backends are separate", backends::are_separate),
     ]
 }

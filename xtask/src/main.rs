@@ -16,6 +16,7 @@ mod package;
 mod pages;
 mod programs;
 mod prose;
+mod reachable;
 mod run;
 mod runner;
 mod test;

@@ -135,12 +135,13 @@ fn package() -> Result<Vec<(&'static str, PathBuf)>> {
     Ok(packages)
 }
 
-/// SourceFile and licences, no tests and no pictures.
+/// Sources and licences, the guides in the facade, a manifest with all addresses; no tests and no pictures.
 fn contains_what_it_needs(name: &str, directory: &Path) -> Result<()> {
     let entries = entries(directory)?;
+    let is_own = |entry: &str| entry == "src" || (entry == "docs" && name == FACADE);
     let foreign: Vec<_> = entries
         .iter()
-        .filter(|entry| *entry != "src" && !BESIDE_SRC.contains(&entry.as_str()))
+        .filter(|entry| !is_own(entry) && !BESIDE_SRC.contains(&entry.as_str()))
         .map(String::as_str)
         .collect();
     if !foreign.is_empty() {
@@ -149,6 +150,12 @@ fn contains_what_it_needs(name: &str, directory: &Path) -> Result<()> {
     for needed in ["src", "LICENSE-APACHE", "LICENSE-MIT"] {
         if !entries.iter().any(|entry| entry == needed) {
             bail!("the package {name} has no {needed}");
+        }
+    }
+    let manifest = fs::read_to_string(directory.join("Cargo.toml"))?;
+    for address in ["repository", "homepage", "documentation"] {
+        if !manifest.lines().any(|line| line.starts_with(&format!("{address} = \"https://"))) {
+            bail!("the manifest of {name} has no {address}");
         }
     }
     Ok(())

@@ -23,23 +23,29 @@ pub(crate) fn check(sources: &[SourceFile]) -> Result<()> {
 
 /// Finds links to files that are not there, and to headings that no page has. What rustdoc resolves it checks itself.
 fn links(page: &SourceFile, sources: &[SourceFile], found: &mut Vec<String>) {
-    for (at, line) in prose(&page.text) {
-        for link in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
-            if file.contains(':') {
-                continue;
-            }
-            let path = if file.is_empty() { page.path.clone() } else { resolved(&page.path, file) };
-            let to = sources.iter().find(|source| source.path == path);
-            if to.is_none() && !root().join(&path).exists() {
-                found.push(format!("{}:{at}: there is no {path}", page.path));
-            } else if let Some(to) = to.filter(|to| !heading.is_empty() && to.path.ends_with(".md"))
-                && !headings(&to.text).any(|of_page| of_page == heading)
-            {
-                found.push(format!("{}:{at}: {path} has no heading #{heading}", page.path));
-            }
+    for (at, path, heading) in targets(page) {
+        let to = sources.iter().find(|source| source.path == path);
+        if to.is_none() && !root().join(&path).exists() {
+            found.push(format!("{}:{at}: there is no {path}", page.path));
+        } else if let Some(to) = to.filter(|to| !heading.is_empty() && to.path.ends_with(".md"))
+            && !headings(&to.text).any(|of_page| of_page == heading)
+        {
+            found.push(format!("{}:{at}: {path} has no heading #{heading}", page.path));
         }
     }
+}
+
+/// The lines, files and headings of the links of a page to the repository.
+pub(crate) fn targets(page: &SourceFile) -> impl Iterator<Item = (usize, String, String)> {
+    prose(&page.text).flat_map(move |(at, line)| {
+        let links = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let targets = links.filter_map(|link| {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let path = if file.is_empty() { page.path.clone() } else { resolved(&page.path, file) };
+            (!file.contains(':')).then(|| (at, path, heading.to_owned()))
+        });
+        targets.collect::<Vec<_>>()
+    })
 }
 
 /// The path from the root of the repository that a link of a page leads to.

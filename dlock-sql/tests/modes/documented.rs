@@ -2,7 +2,7 @@
 
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_rig::servers::mysql::MysqlServer;
-use dlock_sql::{MysqlOptions, PostgresOptions};
+use dlock_sql::{MysqlOptions, PostgresOptions, SqliteOptions};
 use sea_orm::ConnectionTrait;
 
 use crate::support::{mysql, on_each, postgres};
@@ -10,6 +10,7 @@ use crate::support::{mysql, on_each, postgres};
 const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
 const WITHOUT_A_LOCK: &str = include_str!("../../../docs/which-backend.md");
 const SERVERS: &str = include_str!("../../../docs/backends/sql.md");
+const TABLES: &str = include_str!("../../../docs/backends/sql-schema.md");
 
 /// The blocks of SQL in a page.
 fn blocks(page: &str) -> Vec<&str> {
@@ -48,6 +49,14 @@ on_each! { [postgres Postgres, mysql MySql, sqlite Sqlite] {
         assert_eq!(db.number("SELECT count(*) FROM price WHERE amount = 1 AND as_of = 705").await, 1);
     }
 }}
+
+#[test]
+fn the_page_for_administrators_has_the_scripts_that_make_the_tables() {
+    let postgres = PostgresOptions::from_url("postgres://localhost").unwrap();
+    let mysql = MysqlOptions::from_url("mysql://localhost").unwrap();
+    let scripts = [postgres.schema(), mysql.schema(), SqliteOptions::new("locks.db").schema()];
+    assert_eq!(blocks(TABLES), scripts);
+}
 
 /// The statements after this line, up to the next such line.
 fn meant_for(server: &str) -> Vec<String> {
