@@ -81,6 +81,33 @@ pub(crate) fn before_publishing() -> Vec<Step> {
     ]
 }
 
+/// Looks for known holes in dependencies, and for those that are withdrawn or no longer maintained. Without the database
+/// of these nothing is known, which is printed and no failure.
+pub(crate) fn advisories() -> Result<()> {
+    let check = || cargo(["deny", "--all-features", "check", "--disable-fetch", "advisories"]);
+    let fetched = cargo(["deny", "--all-features", "fetch", "db"]).run();
+    match fetched {
+        Ok(()) => check().run(),
+        Err(error) if has_database() => {
+            println!("{error:#}: the database that is here may be old");
+            check().run()
+        }
+        Err(error) => {
+            println!("NOT CHECKED: the RustSec database is not here and cannot be fetched ({error:#})");
+            Ok(())
+        }
+    }
+}
+
+/// Whether an earlier run has fetched the database of advisories.
+fn has_database() -> bool {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let databases = home.and_then(|home| fs::read_dir(home.join("advisory-dbs")).ok());
+    // Each is a checkout; a lock file lies there whether one was fetched or not.
+    databases.is_some_and(|mut all| all.any(|one| one.is_ok_and(|one| one.path().join(".git").exists())))
+}
+
 /// Compares what each library offers with the last release, by the rules of semantic versioning.
 fn nothing_is_broken() -> Result<()> {
     let tags = program("git").args(["tag", "--list", "v*", "--sort=-version:refname"]).read()?;

@@ -58,6 +58,7 @@ pub(crate) fn nightly() -> Result<Vec<Step>> {
     steps.push(Step::new("schedules of the engine's threads", explore::schedules));
     steps.extend(interop(false));
     steps.extend(package::before_publishing());
+    steps.push(Step::new("advisories", package::advisories));
     steps.push(Step::new("readers of what stands in stores, fuzzed", || explore::fuzz(60)));
     steps.extend(bench::short());
     steps.push(Step::new("the long run under faults", || explore::reliability(Vec::new())));
