@@ -36,6 +36,11 @@ local function put(field, until_ms, rest)
     call('PEXPIRE', name, text(until_ms - now))
   end
 end
+-- Returns the error of what this user may not do of what moves a share: one that was taken away alone would still count.
+local function denied_to_move()
+  local delete, set = { 'HDEL', name, '-' .. token }, { 'HSET', name, 'a', 'b', 'c' }
+  return denied(delete, set, { 'PTTL', name }, { 'PEXPIRE', name, 'x' })
+end
 local own, kept = share(found[1]), share(found[2])
 
 if operation == 'leave' then
@@ -49,7 +54,11 @@ if operation == 'leave' then
   else
     return done(0)
   end
-  -- A server that is full refuses what may need memory, unless the script has changed something before.
+  -- A server that is full refuses what may need memory, unless the script has changed something before: this deletes.
+  local why = denied_to_move()
+  if why then
+    return why
+  end
   call('HDEL', name, token)
   put(left, until_ms, kept.taken .. ' ' .. kept.fence .. ' ' .. kept.who)
   if listens then
@@ -69,8 +78,9 @@ if not is_left then
   return done({ math.max((ends or now) - now, 1), share(value) and value or '' })
 end
 draw_first(KEYS[2])
-if refused then
-  return refused
+local why = refused or denied_to_move()
+if why then
+  return why
 end
 call('HDEL', name, left)
 put(token, now + lease, kept.taken .. ' ' .. text(fence) .. ' ' .. who)

@@ -231,6 +231,148 @@ async fn a_baton_that_is_of_no_use_any_more_says_who_has_the_lock_however_it_is_
     assert!(error.to_string().contains("not a lock of dlock"), "{error}");
 }
 
+/// A reader's share, or two of three permits.
+async fn part(locks: &Locks, of_semaphore: bool) -> Guard {
+    let permits = locks.semaphore("order", 3).take(2);
+    let taken =
+        if of_semaphore { permits.acquire().await } else { locks.lock("order").read().acquire().await };
+    taken.unwrap()
+}
+
+/// No part is taken, by attempts that do not wait.
+async fn is_free(server: &RedisServer, locks: &Locks, of_semaphore: bool) {
+    let permits = locks.semaphore("order", 3).take(3);
+    let all =
+        if of_semaphore { permits.try_acquire().await } else { locks.lock("order").try_acquire().await };
+    all.unwrap().expect("nobody has a part").release().await.unwrap();
+    server.command::<u32>(&["DEL", "dlock:order"]);
+}
+
+/// A step is a script, of which the server carries out what comes before the command that it refuses.
+#[tokio::test]
+async fn a_right_that_is_missing_neither_uses_up_the_baton_of_a_share_nor_keeps_others_out() {
+    let server = RedisServer::options().user("locks", "pw", &["~*", "&*", "+@all"]).start().unwrap();
+    let set = |right: &str| server.command::<()>(&["ACL", "SETUSER", "locks", right]);
+    let (ours, theirs) = (locks(&server.url_as("locks", "pw"), LONG).await, locks(&server.url(), LONG).await);
+    for right in ["hmget", "hget", "hset", "hdel", "pttl", "pexpire", "incr", "set"] {
+        for of_semaphore in [false, true] {
+            let guard = part(&ours, of_semaphore).await;
+            set(&format!("-{right}"));
+            let baton = guard.hand_over().for_at_most(HOUR).await;
+            set("+@all");
+            if let Ok(baton) = baton {
+                theirs.take_over(&baton).await.unwrap().release().await.unwrap();
+            }
+            until("the clean-up", || ours.stats().background == 0).await;
+            is_free(&server, &theirs, of_semaphore).await;
+
+            let baton = part(&theirs, of_semaphore).await.hand_over().for_at_most(HOUR).await.unwrap();
+            set(&format!("-{right}"));
+            let taken = ours.take_over(&baton).await;
+            set("+@all");
+            until("the clean-up", || ours.stats().background == 0).await;
+            let guard = match taken {
+                Ok(guard) => guard,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Denied, "without {right}: {error}");
+                    let again = ours.take_over(&baton).await;
+                    again.unwrap_or_else(|error| panic!("without {right} it was used up: {error}"))
+                }
+            };
+            guard.release().await.unwrap();
+            is_free(&server, &theirs, of_semaphore).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_full_has_shares_handed_over_and_refuses_a_take_over_without_using_up_the_baton() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    for of_semaphore in [false, true] {
+        let guard = part(&locks, of_semaphore).await;
+        server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        let baton = guard.hand_over().await.unwrap();
+        locks.take_over(&baton).await.expect_err("there is no memory for it");
+        server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+        locks.take_over(&baton).await.unwrap().release().await.unwrap();
+        is_free(&server, &locks, of_semaphore).await;
+    }
+}
+
+#[tokio::test]
+async fn those_in_line_behind_a_reader_come_after_the_taker_or_after_the_time_of_the_baton() {
+    let server = RedisServer::start().unwrap();
+    let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
+    let room = || clients[0].lock("room");
+    for is_taken in [true, false] {
+        let guard = room().read().acquire().await.unwrap();
+        let mut waiters = Vec::new();
+        for number in [0, 1, 1] {
+            waiters.push(wait_behind_any(&server, &clients[number]).await);
+        }
+        let time = if is_taken { HOUR } else { Duration::from_millis(500) };
+        let baton = guard.hand_over().for_at_most(time).await.unwrap();
+        assert!(room().read().try_acquire().await.unwrap().is_none(), "others came before");
+        let guard = if is_taken {
+            clients[1].take_over(&baton).await.unwrap()
+        } else {
+            soon("its turn", waiters.remove(0)).await.unwrap().unwrap()
+        };
+        error_of(clients[0].take_over(&baton).await, ErrorKind::NotHeld);
+        served_in_order(&clients[0], guard, waiters).await;
+        assert_eq!(held(&server), [""; 0]);
+    }
+}
+
+/// Each request arrives when something else has happened meanwhile.
+#[tokio::test]
+async fn a_late_request_for_a_share_changes_nothing() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let stored = || {
+        let fields =
+            server.command::<std::collections::BTreeMap<String, String>>(&["HGETALL", "dlock:order"]);
+        (fields, server.command::<i64>(&["PTTL", "dlock:order"]) > 60_000)
+    };
+    for mode in [Mode::Shared, Mode::Permits { of: 3, take: 2 }] {
+        let claim = async |left| {
+            let mut request = claim_request("order", LONG, false).await.unwrap();
+            (request.mode, request.takes_over) = (mode, left);
+            let left = request.token.left_behind();
+            (redis.claim(request), left)
+        };
+        let ((mut giver, first), (mut other, _)) = (claim(None).await, claim(None).await);
+        assert!(matches!(giver.attempt().await, Ok(Attempt::Granted(_))));
+        if mode == Mode::Shared {
+            assert!(matches!(other.attempt().await, Ok(Attempt::Granted(_))));
+        }
+        assert!(giver.leave(HOUR).await.unwrap().removed);
+        let (mut taker, second) = claim(Some(first)).await;
+        let (mut copy, _) = claim(Some(first)).await;
+        assert!(matches!(taker.attempt().await, Ok(Attempt::Granted(_))));
+        let mut late = async |takers: &mut [&mut <Redis as Backend>::Claim]| {
+            let before = stored();
+            assert!(!giver.leave(HOUR).await.unwrap().removed);
+            for taker in takers {
+                assert!(matches!(taker.attempt().await, Ok(Attempt::Busy(_))));
+            }
+            assert_eq!(stored(), before);
+        };
+        late(&mut [&mut copy]).await;
+        assert!(taker.leave(HOUR).await.unwrap().removed);
+        late(&mut [&mut copy, &mut taker]).await;
+        let (mut last, _) = claim(Some(second)).await;
+        assert!(matches!(last.attempt().await, Ok(Attempt::Granted(_))));
+        late(&mut [&mut copy, &mut taker]).await;
+        let _ = last.withdraw().await.unwrap();
+        late(&mut [&mut copy, &mut taker, &mut last]).await;
+        let _ = other.withdraw().await.unwrap();
+        late(&mut [&mut copy, &mut taker, &mut last]).await;
+        server.command::<u32>(&["DEL", "dlock:order"]);
+    }
+}
+
 /// Its token is no owner that could be carried there.
 #[tokio::test]
 async fn in_redissons_form_a_lock_stays_where_it_is() {
