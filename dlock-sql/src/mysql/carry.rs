@@ -7,12 +7,12 @@ use dlock_core::{Key, Token};
 use sqlx::{MySqlConnection, Row};
 
 use super::server::{MysqlServer, bytes};
-use super::shares::permits;
+use super::shares::{permits, text};
 use super::statements::NOW;
 use super::values::literal;
 use crate::rows::{Beside, ShareAsk};
 use crate::server::{Server, SqlResult};
-use crate::stored::SHARED;
+use crate::stored::{SEVERAL, SHARED};
 use crate::text::micros;
 
 impl MysqlServer {
@@ -52,8 +52,19 @@ impl MysqlServer {
                     holder = CONCAT(SUBSTRING_INDEX(holder, ' ', 1), ' {LEFT_BEHIND}', SUBSTRING(holder, LOCATE(' ', holder) + 1))
                 WHERE `key` = {before} AND @dlock_own AND NOT @dlock_kept"
             ),
+            // Also what has ended by now.
             format!(
-                "UPDATE {table} SET expires = GREATEST(expires, @dlock_until) WHERE `key` = {key} AND @dlock_own"
+                "SELECT MAX(held.expires), MAX(IF(held.`key` = {own}, held.fence, NULL)) INTO @dlock_last, @dlock_left
+                FROM {table} AS held WHERE held.`key` > {} AND held.`key` < {}",
+                literal(&beside.preferred),
+                literal(&beside.beyond)
+            ),
+            // What it says of the last grant says that of the share too.
+            format!(
+                "UPDATE {table} SET expires = IF({} > 0, GREATEST(expires, @dlock_last), @dlock_last),
+                    holder = IF(fence = @dlock_left AND NOT @dlock_kept, CONCAT('{LEFT_BEHIND}', holder), holder)
+                WHERE `key` = {key} AND @dlock_own",
+                permits(&table)
             ),
             "SELECT CAST(COALESCE(@dlock_own, 0) AS SIGNED)".to_owned(),
         ];
@@ -87,7 +98,10 @@ impl MysqlServer {
                 WHERE `key` = {before} AND @dlock_moved IS NOT NULL"
             ),
             format!(
-                "UPDATE {table} SET fence = @dlock_moved WHERE `key` = {key} AND @dlock_moved IS NOT NULL"
+                "UPDATE {table} SET fence = @dlock_moved, holder = CONCAT({}, ' {SEVERAL}=', {})
+                WHERE `key` = {key} AND @dlock_moved IS NOT NULL",
+                text(&ask.line),
+                permits(&table)
             ),
         ]
     }

@@ -146,7 +146,7 @@ impl MysqlServer {
                 LEFT JOIN {table} AS preferred ON preferred.`key` = {preferred} AND preferred.token IS NOT NULL
                     AND preferred.expires > {NOW} AND preferred.fence + 2 * {preference} > {NOW}
                 LEFT JOIN (SELECT CAST(SUM(CAST(SUBSTRING_INDEX(held.holder, ' ', 1) AS SIGNED)) AS SIGNED) AS taken,
-                        MIN(held.expires) AS first, MAX(held.expires) AS last
+                        MIN(held.expires) AS first, MAX(IF(held.`key` = {own}, NULL, held.expires)) AS last
                     FROM {table} AS held WHERE {shares}) AS beside ON TRUE
                 WHERE main.`key` = {key}) AS seen",
             permits = permits("main"),

@@ -11,6 +11,7 @@ use super::shares::{asked, standing, us};
 use super::values::Value::{Bytes, Number, Text};
 use crate::rows::{Beside, ShareAsk};
 use crate::server::{Server, SqlResult};
+use crate::stored::SEVERAL;
 use crate::text::micros;
 
 impl PostgresServer {
@@ -39,19 +40,26 @@ impl PostgresServer {
                 UPDATE {table} AS held SET key = asked.own, token = asked.token,
                     expires = CASE WHEN held.key = own THEN least(held.expires, {until}) ELSE {until} END,
                     holder = CASE WHEN held.key = own THEN held.holder
-                        ELSE regexp_replace(held.holder, '^([0-9]+) ', '\1 {LEFT_BEHIND}') END
+                        ELSE regexp_replace(held.holder, ' ', ' {LEFT_BEHIND}') END
                 FROM asked, main WHERE several AND held.expires > now
                     AND held.key = CASE WHEN EXISTS (SELECT FROM shares WHERE is_own) THEN own ELSE before END
-                RETURNING held.expires
+                RETURNING held.expires, held.fence
+            ), others AS MATERIALIZED (
+                SELECT max(held.expires) AS last FROM asked, {table} AS held
+                WHERE held.key > preferred AND held.key < beyond AND held.key NOT IN (own, before)
             ), kept AS (
-                UPDATE {table} AS held SET expires = greatest(held.expires, moved.expires)
-                FROM asked, moved WHERE held.key = asked.main
+                UPDATE {table} AS held SET
+                    expires = greatest(moved.expires, last, CASE WHEN permits > 0 THEN held.expires END),
+                    holder = CASE WHEN held.fence = moved.fence AND left(held.holder, {length}) <> '{LEFT_BEHIND}'
+                        THEN '{LEFT_BEHIND}' || held.holder ELSE held.holder END
+                FROM asked, main, moved, others WHERE held.key = asked.main
             )
             SELECT EXISTS (SELECT FROM moved),
                 CASE WHEN awaited AND EXISTS (SELECT FROM moved) THEN pg_notify({channel}, '') END
             FROM main",
             standing = standing(&table),
             until = "now + kept_for * interval '1 microsecond'",
+            length = LEFT_BEHIND.len(),
             channel = Text(&channel).literal(),
         );
         let row = self.in_one_message(on, &[self.lock(key), leave]).await?;
@@ -72,9 +80,11 @@ impl PostgresServer {
                 UPDATE {table} AS held SET key = {own}, token = {token}, fence = greatest(main.fence + 1, {now})
                 FROM asked, main WHERE held.key = asked.own AND several AND held.expires > now
                     AND held.holder LIKE '{take} {LEFT_BEHIND}%' AND (permits > 0) = {is_semaphore}
-                RETURNING held.fence
+                RETURNING held.fence, permits
             )
-            UPDATE {table} AS held SET fence = moved.fence FROM asked, moved WHERE held.key = asked.main",
+            UPDATE {table} AS held SET fence = moved.fence, holder = {line} || ' {SEVERAL}=' || permits
+            FROM asked, moved WHERE held.key = asked.main",
+            line = Text(&ask.line).literal(),
             standing = standing(&table),
             own = Bytes(&beside.own(&ask.token)).literal(),
             token = Bytes(ask.token.as_bytes()).literal(),

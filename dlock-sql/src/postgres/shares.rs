@@ -110,8 +110,8 @@ impl PostgresServer {
         };
         let take = format!(
             r"WITH {asked}, {standing}, total AS MATERIALIZED (
-                SELECT coalesce(sum(taken), 0) AS taken, min(expires) AS first, max(expires) AS last,
-                    max(fence) FILTER (WHERE is_own) AS own FROM shares
+                SELECT coalesce(sum(taken), 0) AS taken, min(expires) AS first,
+                    max(expires) FILTER (WHERE NOT is_own) AS last, max(fence) FILTER (WHERE is_own) AS own FROM shares
             ), preferred AS MATERIALIZED (
                 SELECT held.token = asked.token AS is_own, held.fence AS since, least(held.expires,
                     'epoch'::timestamptz + held.fence * interval '1 microsecond' + {preference} * interval '1 microsecond') AS until

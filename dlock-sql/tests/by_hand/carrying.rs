@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Busy, Mode, Withdrawal};
+use dlock_core::backend::{Attempt, Busy, Mode, Withdrawal};
 use dlock_core::{Backend, Claim, Key, Locks, Token};
 
 use crate::by_hand::{busy, granted, request};
@@ -108,4 +108,88 @@ pub(crate) async fn nothing_but_what_was_left_is_taken_over<B: Backend + Clone>(
     assert_eq!(holder.mode, Mode::Permits { of: 2, take: 1 });
     permit.release().await.unwrap();
     assert!(takes_nothing().await.holder.is_none(), "it is a semaphore");
+}
+
+/// A claim on a part of a lock, and the token under which it leaves it.
+async fn part<B: Backend>(backend: &B, mode: Mode, left: Option<Token>) -> (B::Claim, Token) {
+    let mut request = request("k", LEASE).await;
+    (request.mode, request.takes_over) = (mode, left);
+    let left = request.token.left_behind();
+    (backend.claim(request), left)
+}
+
+/// Each request arrives when something else has happened meanwhile. `rows` reads all that is stored.
+pub(crate) async fn a_late_request_for_a_share_changes_nothing<B: Backend>(
+    backend: B,
+    mut rows: impl AsyncFnMut() -> String,
+) {
+    for mode in [Mode::Shared, Mode::Permits { of: 3, take: 2 }] {
+        let ((mut giver, first), (mut other, _)) =
+            (part(&backend, mode, None).await, part(&backend, mode, None).await);
+        let _ = granted(giver.attempt().await.unwrap());
+        if mode == Mode::Shared {
+            let _ = granted(other.attempt().await.unwrap());
+        }
+        assert!(giver.leave(LEASE * 60).await.unwrap().removed);
+        let (mut taker, second) = part(&backend, mode, Some(first)).await;
+        let (mut copy, _) = part(&backend, mode, Some(first)).await;
+        let _ = granted(taker.attempt().await.unwrap());
+        let mut late = async |takers: &mut [&mut B::Claim]| {
+            let before = rows().await;
+            assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::ABSENT);
+            for taker in takers {
+                let _ = busy(taker.attempt().await.unwrap());
+            }
+            assert_eq!(rows().await, before);
+        };
+        late(&mut [&mut copy]).await;
+        assert!(taker.leave(LEASE).await.unwrap().removed);
+        late(&mut [&mut copy, &mut taker]).await;
+        let (mut last, _) = part(&backend, mode, Some(second)).await;
+        let _ = granted(last.attempt().await.unwrap());
+        late(&mut [&mut copy, &mut taker]).await;
+        let _ = last.withdraw().await.unwrap();
+        late(&mut [&mut copy, &mut taker, &mut last]).await;
+        let _ = other.withdraw().await.unwrap();
+        late(&mut [&mut copy, &mut taker, &mut last]).await;
+    }
+}
+
+/// Nobody else comes before, whether the last reader's baton is taken over or its time ends it.
+pub(crate) async fn who_stands_in_line_behind_a_reader_comes_after_the_taker_or_the_end_of_the_baton<
+    B: Backend,
+>(
+    backend: B,
+) {
+    for is_taken in [true, false] {
+        let (mut giver, left) = part(&backend, Mode::Shared, None).await;
+        let mut last = granted(giver.attempt().await.unwrap()).fence;
+        let mut stands = request("k", LEASE).await;
+        (stands.fair, stands.waits, stands.prefers) = (true, true, true);
+        let mut stands = backend.claim(stands);
+        let _ = busy(stands.attempt().await.unwrap());
+        let time = if is_taken { LEASE } else { Duration::from_secs(1) };
+        assert!(giver.leave(time).await.unwrap().removed);
+        let (mut newcomer, _) = part(&backend, Mode::Shared, None).await;
+        let _ = busy(newcomer.attempt().await.unwrap());
+        if is_taken {
+            let (mut taker, _) = part(&backend, Mode::Shared, Some(left)).await;
+            last = granted(taker.attempt().await.unwrap()).fence;
+            let _ = busy(stands.attempt().await.unwrap());
+            assert!(taker.withdraw().await.unwrap().removed);
+        }
+        let mut turn = None;
+        until("its turn", async || {
+            let _ = busy(newcomer.attempt().await.unwrap());
+            match stands.attempt().await.unwrap() {
+                Attempt::Granted(grant) => turn = grant.fence,
+                Attempt::Busy(_) => {}
+            }
+            turn.is_some()
+        })
+        .await;
+        assert!(turn > last);
+        assert!(stands.withdraw().await.unwrap().removed);
+        let _ = newcomer.withdraw().await.unwrap();
+    }
 }

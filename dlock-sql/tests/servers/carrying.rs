@@ -19,6 +19,15 @@ async fn stands<B: Backend>(backend: &B) -> B::Claim {
     claim
 }
 
+/// All that is stored.
+fn rows<D: Db>(db: &D) -> String {
+    db.query(if D::KEY == "key" {
+        "SELECT string_agg(dlock::text, ' ' ORDER BY key) FROM dlock"
+    } else {
+        "SELECT GROUP_CONCAT(HEX(`key`), COALESCE(HEX(token), '-'), fence, expires, HEX(holder) ORDER BY `key`) FROM dlock"
+    })
+}
+
 on_both! {
     async fn whoever_took_a_lock_over_is_told_of_those_who_wait_since_before<D: Db>(db: D) {
         let mark = if D::KEY == "key" { "awaited::int" } else { "RIGHT(holder, 8) = ' awaited'" };
@@ -33,12 +42,16 @@ on_both! {
     }
 
     async fn nothing_but_what_was_left_is_taken_over<D: Db>(db: D) {
-        let rows = if D::KEY == "key" {
-            "SELECT string_agg(dlock::text, ' ' ORDER BY key) FROM dlock"
-        } else {
-            "SELECT GROUP_CONCAT(HEX(`key`), COALESCE(HEX(token), '-'), fence, expires, HEX(holder) ORDER BY `key`) FROM dlock"
-        };
-        carried::nothing_but_what_was_left_is_taken_over(db.backend().await, async || db.query(rows)).await;
+        carried::nothing_but_what_was_left_is_taken_over(db.backend().await, async || rows(&db)).await;
+    }
+
+    async fn a_late_request_for_a_share_changes_nothing<D: Db>(db: D) {
+        carried::a_late_request_for_a_share_changes_nothing(db.backend().await, async || rows(&db)).await;
+    }
+
+    async fn who_stands_in_line_behind_a_reader_comes_after_the_taker_or_the_end_of_the_baton<D: Db>(db: D) {
+        let backend = db.backend().await;
+        carried::who_stands_in_line_behind_a_reader_comes_after_the_taker_or_the_end_of_the_baton(backend).await;
     }
 
     async fn who_stands_in_line_has_its_turn_after_whoever_took_the_lock_over<D: Db>(db: D) {

@@ -12,6 +12,36 @@ use dlock_sql::{
 
 use crate::support::Db;
 
+/// That readers' shares and permits are held and handed over, between two processes; what went wrong.
+async fn exercise_shares(a: &Locks, b: &Locks) -> Result<(), String> {
+    let said = |what: &'static str| move |error: dlock_core::Error| format!("{what}: {error} {error:?}");
+    let parts = async || {
+        let reader = a.lock("left_by_a_reader").read().acquire().await?;
+        let permits = a.semaphore("left_permits", 3).take(2).acquire().await?;
+        Ok([("left_by_a_reader", reader), ("left_permits", permits)])
+    };
+    for (key, part) in parts().await.map_err(said("the shares"))? {
+        let baton = part.hand_over().await.map_err(said("a hand-over"))?;
+        let left = b.inspect(key).await.map_err(said("inspect"))?;
+        if !left.as_ref().is_some_and(|left| left.left_behind && left.mode == baton.mode()) {
+            return Err(format!("left was {:?}, and shown is {left:?}", baton.mode()));
+        }
+        let next = b.take_over(&baton).await.map_err(said("a take-over"))?;
+        if next.fence() <= part.fence() {
+            return Err(format!("the fence {:?} after {:?}", next.fence(), part.fence()));
+        }
+        match a.take_over(&baton).await {
+            Err(error) if error.kind() == ErrorKind::NotHeld => {}
+            other => return Err(format!("not refused, but {other:?}")),
+        }
+        next.release().await.map_err(said("the release of what was taken over"))?;
+        if let Some(holder) = a.inspect(key).await.map_err(said("inspect"))? {
+            return Err(format!("left behind: {holder:?}"));
+        }
+    }
+    Ok(())
+}
+
 /// What a lock is expected to do, between two processes; what went wrong.
 async fn exercise(a: &Locks, b: &Locks, key: &str) -> Result<(), String> {
     let said = |what: &'static str| move |error: dlock_core::Error| format!("{what}: {error} {error:?}");
@@ -54,6 +84,7 @@ async fn on_postgres(url: &str) -> Result<(), String> {
     let said = |error: dlock_core::Error| format!("connect: {error}");
     let lease = || async { Postgres::connect(url).await.map(locks).map_err(said) };
     exercise(&lease().await?, &lease().await?, "lease").await.map_err(|why| format!("lease rows: {why}"))?;
+    exercise_shares(&lease().await?, &lease().await?).await.map_err(|why| format!("shares: {why}"))?;
     let simple = format!("{url}{}statements=simple", if url.contains('?') { "&" } else { "?" });
     let simple = Postgres::connect(&simple).await.map(locks).map_err(said)?;
     exercise(&simple, &lease().await?, "lease").await.map_err(|why| format!("simple: {why}"))?;
@@ -69,6 +100,7 @@ async fn on_mysql(url: &str) -> Result<(), String> {
     let said = |error: dlock_core::Error| format!("connect: {error}");
     let lease = || async { Mysql::connect(url).await.map(locks).map_err(said) };
     exercise(&lease().await?, &lease().await?, "lease").await.map_err(|why| format!("lease rows: {why}"))?;
+    exercise_shares(&lease().await?, &lease().await?).await.map_err(|why| format!("shares: {why}"))?;
     let session = || async { MysqlSessions::connect(url).await.map(locks).map_err(said) };
     exercise(&session().await?, &session().await?, "session")
         .await
@@ -110,7 +142,7 @@ const OF_POSTGRES: &[&str] = &[
 async fn what_a_role_of_postgresql_sets_changes_nothing() {
     let server = PostgresServer::start().unwrap();
     PostgresOptions::from_url(&server.url()).unwrap().migrate().await.unwrap();
-    Db::make_user(&server, "app", "SELECT, INSERT, UPDATE");
+    Db::make_user(&server, "app", "SELECT, INSERT, UPDATE, DELETE");
     for setting in OF_POSTGRES {
         server.query(&format!("ALTER ROLE app SET {setting}"));
     }
@@ -135,7 +167,7 @@ const OF_MYSQL: &[&str] = &[
 async fn what_a_server_of_mariadb_sets_for_each_connection_changes_nothing() {
     let server = MysqlServer::start().unwrap();
     MysqlOptions::from_url(&server.url()).unwrap().migrate().await.unwrap();
-    Db::make_user(&server, "app", "SELECT, INSERT, UPDATE");
+    Db::make_user(&server, "app", "SELECT, INSERT, UPDATE, DELETE");
     for settings in OF_MYSQL {
         server.query(&format!("SET GLOBAL init_connect = \"SET {settings}\""));
         on_mysql(&server.url_as("app", "right")).await.unwrap_or_else(|why| panic!("{settings}: {why}"));

@@ -20,10 +20,28 @@ async fn what_was_left_ends_at_the_earliest_time_that_was_asked_for() {
     carried::what_was_left_ends_at_the_earliest_time_that_was_asked_for(site.backend().await).await;
 }
 
+/// All that is stored.
+async fn rows(site: &Site) -> String {
+    let all = "SELECT group_concat(concat_ws(' ', hex(key), hex(token), fence, hex(boot), expires, holder) ORDER BY key) FROM dlock";
+    sqlx::query(all).fetch_one(&mut site.raw().await).await.unwrap().get(0)
+}
+
 #[tokio::test]
 async fn nothing_but_what_was_left_is_taken_over() {
     let site = Site::new();
-    let all = "SELECT group_concat(concat_ws(' ', hex(key), hex(token), fence, hex(boot), expires, holder) ORDER BY key) FROM dlock";
-    let rows = async || sqlx::query(all).fetch_one(&mut site.raw().await).await.unwrap().get::<String, _>(0);
-    carried::nothing_but_what_was_left_is_taken_over(site.backend().await, rows).await;
+    carried::nothing_but_what_was_left_is_taken_over(site.backend().await, async || rows(&site).await).await;
+}
+
+#[tokio::test]
+async fn a_late_request_for_a_share_changes_nothing() {
+    let site = Site::new();
+    carried::a_late_request_for_a_share_changes_nothing(site.backend().await, async || rows(&site).await)
+        .await;
+}
+
+#[tokio::test]
+async fn who_stands_in_line_behind_a_reader_comes_after_the_taker_or_the_end_of_the_baton() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    carried::who_stands_in_line_behind_a_reader_comes_after_the_taker_or_the_end_of_the_baton(backend).await;
 }

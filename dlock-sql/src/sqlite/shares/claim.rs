@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, Validity, Withdrawal};
+use dlock_core::backend::{
+    Attempt, Busy, ClaimRequest, Grant, LEFT_BEHIND, Mode, Renewed, Validity, Withdrawal,
+};
 use dlock_core::{ErrorKind, Failure, Holder, Token};
 use sqlx::sqlite::SqliteConnection;
 
@@ -330,7 +332,10 @@ async fn leave(
             (fence, stored::left_share(&line))
         }
     };
-    let (fence, last_line, kept) = (state.last_fence(), state.last_line().to_owned(), state.until());
+    let (fence, mut last_line, kept) = (state.last_fence(), state.last_line().to_owned(), state.until());
+    if fence == own_fence && !last_line.starts_with(LEFT_BEHIND) {
+        last_line.insert_str(0, LEFT_BEHIND);
+    }
     state.write_main(database, &mut writing, key, (fence, &last_line), Some(kept.max(expires))).await?;
     put(database, &mut writing, own(key, &left), Some(left.as_bytes()), (own_fence, expires), line).await?;
     writing.commit().await?;

@@ -4,11 +4,11 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use dlock_core::backend::Mode;
-use dlock_core::{Baton, ErrorKind, Guard, KeyInMode, Lock, Result, Semaphore, read, write};
+use dlock_core::{Baton, ErrorKind, Guard, KeyInMode, Lock, Result, Semaphore, Wait, read, write};
 
 use super::carrying::{LONG, assert_later, begin_and_drop, handed_over, taken_over};
 use super::cases;
-use crate::conformance::expect::{SOON, error_of, give_back, outcome_of};
+use crate::conformance::expect::{SOON, error_of, give_back, outcome_of, soon};
 use crate::conformance::{Process, Stage};
 use crate::wire::Wire;
 
@@ -27,6 +27,8 @@ cases! {
     permits_are_taken_over_although_their_number_was_changed: CarryingShares, Easy;
     a_writer_that_became_a_reader_hands_its_share_over: CarryingShares, Easy;
     a_batch_of_a_reader_and_a_writer_is_handed_over_as_it_was_held: CarryingShares, Easy;
+    a_share_whose_time_became_shorter_keeps_nobody_out_beyond_it: CarryingShares, Timed;
+    refusals_and_the_list_show_what_became_of_a_share: CarryingShares, Easy;
 }
 
 /// The cases about readers' shares and permits that are handed over, for
@@ -46,6 +48,8 @@ pub const CARRYING_SHARES: &[&str] = &[
     "permits_are_taken_over_although_their_number_was_changed",
     "a_writer_that_became_a_reader_hands_its_share_over",
     "a_batch_of_a_reader_and_a_writer_is_handed_over_as_it_was_held",
+    "a_share_whose_time_became_shorter_keeps_nobody_out_beyond_it",
+    "refusals_and_the_list_show_what_became_of_a_share",
 ];
 
 /// The two kinds of locks of which a hold has a part.
@@ -104,6 +108,20 @@ impl Kind {
         let whole = self.whole(process, key);
         assert!(outcome_of(|| whole.tried()).await.is_none(), "{self:?}: it should be taken");
         give_back(self.rest(process, key).acquired().await).await;
+    }
+
+    /// So does an attempt that does not wait, which may look at less than those do that wait.
+    async fn becomes_free_for_an_attempt(self, process: &Process, key: &str) {
+        let whole = self.whole(process, key);
+        let taken = soon("an end of what was left", async {
+            loop {
+                if let Some(guard) = outcome_of(|| whole.tried()).await {
+                    return guard;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        give_back(taken.await).await;
     }
 
     /// The part becomes free soon.
@@ -403,4 +421,52 @@ async fn a_batch_of_a_reader_and_a_writer_is_handed_over_as_it_was_held(stage: S
     next.release().await.expect("it is held");
     Kind::Readers.becomes_free(&ours, &reads).await;
     give_back(ours.take_soon(&writes).await).await;
+}
+
+/// A baton may be for less than the lease of its giver, and the lease of the taker for less than the time of the baton.
+async fn a_share_whose_time_became_shorter_keeps_nobody_out_beyond_it(stage: Stage) {
+    let (ours, theirs, short) = (stage.process().await, stage.process().await, stage.short().await);
+    for kind in BOTH {
+        let key = stage.key();
+        let guard = kind.part(&ours, &key).acquired().await;
+        let baton = guard.hand_over().for_at_most(stage.lease()).await.expect("it is held");
+        kind.becomes_free_for_an_attempt(&theirs, &key).await;
+        refused(&ours, &baton).await;
+
+        let baton = handed_over(&kind.part(&ours, &key).acquired().await).await;
+        let guard = taken_over(&short, &baton).await;
+        short.wire.cut();
+        kind.becomes_free_for_an_attempt(&theirs, &key).await;
+        short.wire.mend();
+        drop(guard);
+    }
+}
+
+/// What refuses an attempt that does not wait, and what the list has of the key.
+async fn refusals_and_the_list_show_what_became_of_a_share(stage: Stage) {
+    let ours = stage.process_with(|builder| builder.with_label("giver")).await;
+    let theirs = stage.process_with(|builder| builder.with_label("taker")).await;
+    for kind in BOTH {
+        let key = stage.key();
+        let is_shown = async |left_behind: bool, label: &str, fence| {
+            let refusal = match kind.whole(&ours, &key) {
+                Part::Lock(lock) => lock.with_wait(Wait::No).acquire().await,
+                Part::Permits(semaphore) => semaphore.with_wait(Wait::No).acquire().await,
+            };
+            let error = error_of(refusal, &[ErrorKind::Busy]);
+            let all = ours.locks.holders().await.expect("they can be listed");
+            let listed = all.iter().find(|(listed, _)| listed.as_str() == key).map(|(_, holder)| holder);
+            for holder in [error.holder(), listed] {
+                let holder = holder.unwrap_or_else(|| panic!("{kind:?} is held: {error} {all:?}"));
+                let shown = (holder.left_behind, holder.label.as_deref(), holder.fence);
+                assert_eq!(shown, (left_behind, Some(label), fence), "{kind:?}: {error} {all:?}");
+            }
+        };
+        let guard = kind.part(&ours, &key).acquired().await;
+        let baton = handed_over(&guard).await;
+        is_shown(true, "giver", guard.fence()).await;
+        let guard = taken_over(&theirs, &baton).await;
+        is_shown(false, "taker", guard.fence()).await;
+        give_back(guard).await;
+    }
 }
