@@ -296,7 +296,8 @@ impl Locks {
     /// before it are released then: their batons are used up.
     ///
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig), before any request: two different batons of one
-    /// key, of which one at most can be taken over.
+    /// key, which a batch has once. Of what is held alone, one at most can be taken over; batons of shares are taken
+    /// over one by one.
     ///
     /// # Cancel safety
     ///
@@ -306,7 +307,8 @@ impl Locks {
         let take = |baton: &'a Baton| {
             let lock = self.lock(baton.key()).with_mode(baton.mode());
             if of_keys.insert(baton.key(), baton).is_some_and(|other| other != baton) {
-                let what = "two different batons of this key; bring the one that was handed over last";
+                let what = "two different batons of this key, which a batch has once; bring the one that was handed \
+                            over last, or take over shares one by one";
                 return Err(lock.error(Operation::Acquire, Failure::invalid_config(what)));
             }
             lock.from_baton(baton)
