@@ -31,7 +31,7 @@ const LEASE: Duration = Duration::from_secs(30);
 pub(crate) enum BatonTask {
     /// Take a lock, and keep it for whoever has the file
     ///
-    /// dlock makes the file first, empty and readable for this user alone; it must not exist. If the lock is not
+    /// dlock makes the file first, blank and readable for this user alone; it must not exist. If the lock is not
     /// granted, dlock removes it.
     #[command(
         override_usage = "dlock baton acquire [OPTIONS] KEY FILE\n       dlock baton acquire [OPTIONS] --key KEY FILE"

@@ -184,6 +184,33 @@ fn where_no_file_can_be_made_beside_the_baton_nothing_is_taken_over() {
 }
 
 #[test]
+fn where_the_disk_has_no_room_for_a_baton_no_lock_is_taken_and_none_is_lost() {
+    let server = RedisServer::start().unwrap();
+    let store = Store::at(&server.url());
+    let file = store.path("order.baton");
+    let path = file.to_str().unwrap();
+    // No file may grow, as on a full disk.
+    let full = |task: &[&str]| {
+        store.dlock(task.iter().copied()).by_shell("trap '' XFSZ; ulimit -f 0; exec \"$@\"").done()
+    };
+    let none = full(&["baton", "acquire", "order", path]);
+    assert_eq!(none.code, 64, "{}", none.err);
+    assert!(none.err.contains("cannot be written") && is_free(&store, "order"), "{}", none.err);
+    assert!(files(&store).is_empty(), "{:?}", files(&store));
+
+    acquire(&store, path);
+    let text = std::fs::read_to_string(&file).unwrap();
+    for task in [&["baton", "renew", path][..], &["baton", "exec", "--keep", "1h", path, "--", "true"]] {
+        let kept = full(task);
+        assert_eq!(kept.code, 64, "{task:?}: {}", kept.err);
+        assert_eq!(files(&store), ["order.baton"], "{task:?}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "{task:?}");
+    }
+    let released = full(&["baton", "release", path]);
+    assert_eq!((released.code, file.exists()), (0, false), "{}", released.err);
+}
+
+#[test]
 fn a_lock_is_kept_on_however_the_command_ends() {
     let store = Store::new();
     let file = store.path("order.baton");

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, ErrorKind, Read, Write, stdin, stdout};
+use std::io::{self, ErrorKind, Read, Seek, Write, stdin, stdout};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,8 @@ use crate::trouble::Trouble;
 
 /// The most that is read of a file.
 const LONGEST: u64 = 64 * 1024;
+/// What a file holds until its baton is written: blanks, at least as many as the longest text.
+const ROOM: [u8; 2048] = [b' '; 2048];
 
 /// A baton, and the file that it was read from.
 #[derive(Debug)]
@@ -100,7 +102,10 @@ impl<'a> Draft<'a> {
             let mut out = stdout().lock();
             return out.write_all(text.as_bytes()).and_then(|()| out.flush());
         };
+        // Over the blanks, which needs no room. What a crash leaves of them is no part of the text.
+        made.file.rewind()?;
         made.file.write_all(text.as_bytes())?;
+        made.file.set_len(text.len() as u64)?;
         made.file.sync_all()?;
         let changed = |what| Err(io::Error::other(what));
         if !made.is_there() {
@@ -126,10 +131,15 @@ impl Drop for Draft<'_> {
 }
 
 impl Made {
-    /// For this user alone.
+    /// For this user alone, with the room on the disk that the baton needs.
     fn create(path: PathBuf) -> Result<Self, Trouble> {
         let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        let file = made.map_err(|error| {
+        let filled = made.and_then(|mut file| {
+            let room = file.write_all(&ROOM).and_then(|()| file.sync_all());
+            room.inspect_err(|_| drop(fs::remove_file(&path)))?;
+            Ok(file)
+        });
+        let file = filled.map_err(|error| {
             let file = path.display();
             Trouble::usage(match error.kind() {
                 ErrorKind::AlreadyExists => {
