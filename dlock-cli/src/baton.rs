@@ -12,7 +12,8 @@ use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
-use dlock::{Baton, ErrorKind, Guard, Lock, Locks, MAX_LEASE, MIN_LEASE, Requirement};
+use dlock::backend::Mode;
+use dlock::{Baton, ErrorKind, Guard, Locks, MAX_LEASE, MIN_LEASE, Requirement};
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -125,7 +126,7 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
             let locks = open(url).await?;
             let renew = async {
                 let draft = Draft::beside(&kept)?;
-                let guard = take_over(&locks.lock(kept.baton.key()), &kept).await?;
+                let guard = take_over(&locks, &kept, LEASE).await?;
                 let baton = keep(&locks, guard, period.time, draft).await.inspect_err(|_| kept.remove())?;
                 if is_standard(&kept.file) { Ok(()) } else { report(&baton, as_json) }
             };
@@ -135,7 +136,7 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
             let kept = Kept::read(file)?;
             let locks = open(url).await?;
             let release = async {
-                let guard = take_over(&locks.lock(kept.baton.key()), &kept).await?;
+                let guard = take_over(&locks, &kept, LEASE).await?;
                 kept.remove();
                 Ok(guard.release().await?)
             };
@@ -208,9 +209,19 @@ async fn unless_ended<T>(
     }
 }
 
-/// Takes the lock over from the file.
-async fn take_over(lock: &Lock, kept: &Kept) -> Result<Guard, Trouble> {
-    lock.from_baton(&kept.baton)?.acquire().await.map_err(|error| match error.kind() {
+/// Takes the lock over from the file, as it was held: alone, or as a reader's share or permits of a service.
+async fn take_over(locks: &Locks, kept: &Kept, lease: Duration) -> Result<Guard, Trouble> {
+    let baton = &kept.baton;
+    let lock = locks.lock(baton.key()).with_lease(lease);
+    let taken = match baton.mode() {
+        Mode::Shared => lock.read().from_baton(baton)?.acquire().await,
+        Mode::Permits { of, take } => {
+            let semaphore = locks.semaphore(baton.key(), of).take(take).with_lease(lease);
+            semaphore.from_baton(baton)?.acquire().await
+        }
+        _ => lock.from_baton(baton)?.acquire().await,
+    };
+    taken.map_err(|error| match error.kind() {
         ErrorKind::NotHeld => {
             // It may as well be the baton of another server.
             Trouble::new(LOST, format!("{error}; {} was left as it is", kept.file.display()))
@@ -229,8 +240,7 @@ async fn exec(
 ) -> Result<u8, Trouble> {
     let mut signals = Signals::catch()?;
     let draft = time.map(|time| Ok::<_, Trouble>((time, Draft::beside(kept)?))).transpose()?;
-    let lock = locks.lock(kept.baton.key()).with_lease(lease);
-    let guard = match unless_ended(&mut signals, SHUTDOWN, take_over(&lock, kept)).await {
+    let guard = match unless_ended(&mut signals, SHUTDOWN, take_over(locks, kept, lease)).await {
         (Some(guard), None) => Ok(guard?),
         (Some(Ok(guard)), Some(code)) => Err((guard, code)),
         (Some(Err(trouble)), Some(code)) => {

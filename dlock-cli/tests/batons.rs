@@ -210,6 +210,28 @@ fn where_the_disk_has_no_room_for_a_baton_no_lock_is_taken_and_none_is_lost() {
     assert_eq!((released.code, file.exists()), (0, false), "{}", released.err);
 }
 
+#[tokio::test]
+async fn a_share_and_permits_that_a_service_handed_over_are_carried_on_as_such() {
+    let store = Store::new();
+    let locks = dlock::connect(store.url()).await.unwrap();
+    let file = store.path("order.baton");
+    let path = file.to_str().unwrap();
+    let share = locks.lock("page").read().acquire().await.unwrap().hand_over().await.unwrap();
+    let permits = locks.semaphore("gpu", 4).take(2).acquire().await.unwrap().hand_over().await.unwrap();
+    for (baton, key, mode) in [(share, "page", "read"), (permits, "gpu", "permits")] {
+        std::fs::write(&file, baton.to_text()).unwrap();
+        let renewed = store.dlock(["baton", "renew", path]).done();
+        assert_eq!(renewed.code, 0, "{}", renewed.err);
+        let looks = format!("{} --locks {} --json inspect {key}", env!("CARGO_BIN_EXE_dlock"), store.url());
+        let exec = ["baton", "exec", "--keep", "1h", path, "--", "/bin/sh", "-c", &looks];
+        let ran = store.dlock(exec).done();
+        assert_eq!((ran.code, &ran.json()["holder"]["mode"]), (0, &mode.into()), "{}", ran.err);
+        let released = store.dlock(["baton", "release", path]).done();
+        assert_eq!((released.code, file.exists()), (0, false), "{}", released.err);
+        assert!(store.dlock(["inspect", key]).done().out.starts_with("nobody holds"), "{key}");
+    }
+}
+
 #[test]
 fn a_lock_is_kept_on_however_the_command_ends() {
     let store = Store::new();

@@ -32,7 +32,7 @@ impl Kept {
         };
         read.map_err(|error| Trouble::usage(format!("{} cannot be read: {error}", file.display())))?;
         let baton = text.parse().map_err(|_: dlock::Error| {
-            let what = format!("{} holds no baton, whose text begins with `dlock-baton:1:`", file.display());
+            let what = format!("{} holds no baton, whose text begins with `dlock-baton:`", file.display());
             Trouble::usage(what)
         })?;
         Ok(Self { baton, file })
