@@ -62,6 +62,7 @@ pub(crate) enum BatonTask {
     /// the file removed; with --keep, the lock is kept and the file written anew. If the lock was lost, or cannot be
     /// kept, dlock removes the file, since its baton is worthless. If the command ends with 0 and the lock cannot be
     /// kept, the exit code is that of the failure: 69, 70 or 79.
+    #[command(override_usage = "dlock baton exec [OPTIONS] FILE -- COMMAND...")]
     Exec {
         /// Keep the lock for so long after the command: 50ms to 24h
         #[arg(long, value_name = "TIME", value_parser = kept_for)]

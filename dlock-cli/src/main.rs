@@ -103,6 +103,9 @@ enum Task {
     /// Until then every dlock that asks for the key, on any host, skips its command, says who ran it and when, and
     /// exits with 80. One that asks while the command runs waits for its end, and runs its own if that run failed or
     /// its host died.
+    #[command(
+        override_usage = "dlock run [OPTIONS] KEY -- COMMAND...\n       dlock run [OPTIONS] --key KEY -- COMMAND..."
+    )]
     Run(Run),
     /// Carry a lock from one step of a script to the next, in a file
     #[command(subcommand)]

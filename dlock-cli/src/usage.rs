@@ -19,7 +19,7 @@ pub(crate) struct KeyOf {
     #[arg(value_name = "KEY")]
     plain: Option<String>,
     /// The key, in place of the argument KEY
-    #[arg(short, long, value_name = "KEY")]
+    #[arg(short, long, value_name = "KEY", allow_hyphen_values = true)]
     key: Option<String>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct KeyAndFile {
     #[arg(value_name = "FILE")]
     second: Option<PathBuf>,
     /// The key, in place of the argument KEY
-    #[arg(short, long, value_name = "KEY")]
+    #[arg(short, long, value_name = "KEY", allow_hyphen_values = true)]
     key: Option<String>,
 }
 
@@ -149,8 +149,13 @@ pub(crate) fn advise(error: &mut clap::Error) {
             known.or(if is_alike { None } else { Some(OF_ANY) })
         }
         ErrorKind::UnknownArgument if takes_a_command(error) => {
-            let argument = word(ContextKind::InvalidArg).filter(|word| !word.starts_with('-'));
-            argument.map(|_| "write `--` before the command, as in dlock run KEY -- COMMAND")
+            // What stands behind `--` is the command, whatever it begins with.
+            let tip = "write `--` before the command, as in dlock run KEY -- COMMAND";
+            let is_option = word(ContextKind::InvalidArg).is_some_and(|word| word.starts_with('-'));
+            if is_option {
+                error.remove(ContextKind::Suggested);
+            }
+            if is_option { None } else { Some(tip) }
         }
         _ => None,
     };
@@ -163,7 +168,7 @@ pub(crate) fn advise(error: &mut clap::Error) {
 /// Whether the usage of what was called ends with a command.
 fn takes_a_command(error: &clap::Error) -> bool {
     match error.get(ContextKind::Usage) {
-        Some(ContextValue::StyledStr(usage)) => usage.to_string().contains("COMMAND>..."),
+        Some(ContextValue::StyledStr(usage)) => usage.to_string().contains("-- COMMAND"),
         _ => false,
     }
 }

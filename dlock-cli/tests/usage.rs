@@ -166,5 +166,25 @@ fn a_shell_completes_commands_and_the_manual_has_a_page_for_each() {
     assert_eq!(store.plain(&["man", "--to", "pages"]).done().code, 0);
     let run = std::fs::read_to_string(store.path("pages/dlock-run.1")).unwrap();
     assert!(run.contains("DLOCK_FENCE") && run.contains("no\\-wait"), "{run}");
+    for (page, usage) in [("run", "KEY"), ("baton-exec", "FILE")] {
+        let page = std::fs::read_to_string(store.path("pages").join(format!("dlock-{page}.1"))).unwrap();
+        assert!(page.contains(&format!(" [OPTIONS] {usage} \\-\\- COMMAND...")), "{page}");
+    }
     failed(&store.plain(&["man", "--to", "nowhere"]).done(), 70, &["No such file"]);
+}
+
+#[test]
+fn a_key_may_begin_with_a_dash_and_no_tip_says_to_write_a_value_where_the_command_stands() {
+    let store = Store::new();
+    for options in [["-k", "-x"], ["--key", "--x y"], ["-k", "-"]] {
+        let front = ["run", "-n"].into_iter().chain(options);
+        let ran = store.dlock(front.chain(["--", "/bin/sh", "-c", "printf %s \"$DLOCK_KEY\""])).done();
+        assert_eq!((ran.code, ran.out.as_str()), (0, options[1]), "{}", ran.err);
+        assert_eq!(store.dlock(["inspect"].into_iter().chain(options)).done().code, 0);
+    }
+    for option in ["-w", "-E", "--lease"] {
+        let wrong = store.dlock(["run", option, "-5s", "k", "--", "true"]).done();
+        failed(&wrong, 64, &["unexpected argument '-5'"]);
+        assert!(!wrong.err.contains("tip:"), "{}", wrong.err);
+    }
 }
