@@ -37,7 +37,7 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::trouble::{CODES, Trouble};
-use crate::usage::{KeyOf, Waiting, duration, grace, lease, prefix};
+use crate::usage::{KeyOf, Waiting, duration, grace, lease, pause, prefix};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -254,8 +254,8 @@ struct Watch {
     /// Show only keys that begin with this
     #[arg(value_parser = prefix)]
     prefix: Option<String>,
-    /// How long to pause between two looks
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    /// How long to pause between two looks: 10ms to 1h
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = pause)]
     every: Duration,
     /// End after so many looks
     #[arg(long, value_name = "COUNT")]

@@ -104,6 +104,11 @@ pub(crate) fn lease(text: &str) -> Result<Duration, String> {
     within(duration(text)?, MIN_LEASE, MAX_LEASE, "use 50ms to 24h")
 }
 
+/// The pause between two looks: a shorter one would burden the store for nothing that an eye sees.
+pub(crate) fn pause(text: &str) -> Result<Duration, String> {
+    within(duration(text)?, Duration::from_millis(10), Duration::from_secs(3600), "use 10ms to 1h")
+}
+
 /// The window of a job.
 pub(crate) fn window(text: &str) -> Result<Duration, String> {
     within(duration(text)?, Duration::from_millis(1), DAY * 30, "use 1ms to 30days")

@@ -22,9 +22,6 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// Shows the locks until a signal comes, or `times` were enough. A backend that is away is shown as such and asked
 /// again.
 pub(crate) async fn watch(locks: &Locks, watch: &Watch, json: bool) -> Result<u8, Trouble> {
-    if watch.every.is_zero() {
-        return Err(Trouble::usage("--every is zero; use for example 500ms"));
-    }
     let mut signals = Signals::catch()?;
     let screen = Screen::enter(!json && stdout().is_terminal())?;
     let mut ticks = tokio::time::interval(watch.every);

@@ -136,6 +136,8 @@ fn what_is_wrong_on_the_command_line_is_answered_by_what_to_write() {
         (&["run", "--once", "31days", "k", "--", "true"], "'--once <WINDOW>': use 1ms to 30days"),
         (&["run", "--once", "25h", "--on-crash", "skip", "k", "--", "true"], "--once may be 50ms to 24h"),
         (&["run", "--lease", "10ms", "k", "--", "true"], "'--lease <TIME>': use 50ms to 24h"),
+        (&["watch", "--every", "1ns", "--times", "1"], "'--every <TIME>': use 10ms to 1h"),
+        (&["watch", "--every", "18446744073709551615s", "--times", "1"], "'--every <TIME>': use 10ms to 1h"),
         (&["ls", "redis://h/"], "this is a URL; write --locks before it"),
         (&["run", "--lease", "30", "k", "--", "true"], "30s for seconds"),
     ] {
