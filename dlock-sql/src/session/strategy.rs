@@ -33,6 +33,7 @@ pub struct Freed {
 /// The session of a connection, as far as its client knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
+    #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only MariaDB is asked by it"))]
     pub(crate) id: i64,
     /// Nothing was asked for on the connection.
     pub(crate) is_new: bool,
