@@ -28,13 +28,15 @@ pub struct Locked(
 );
 
 /// The rejection of [`Locked`]: the request runs without a lock. It is answered with 500 Internal Server Error, since
-/// the route lacks its [`LockLayer`](crate::LockLayer).
+/// the route lacks its [`LockLayer`](crate::LockLayer), or that layer's function returned `None` for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotLocked;
 
 impl fmt::Display for NotLocked {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("the request has no lock; add a `LockLayer` to its route")
+        formatter.write_str(
+            "the request has no lock: its route has no `LockLayer`, or the layer named no lock for it",
+        )
     }
 }
 

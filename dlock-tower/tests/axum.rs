@@ -28,6 +28,7 @@ async fn replica(memory: &Memory, stock: &Arc<AtomicU32>) -> String {
     };
     let app = Router::new()
         .route("/sales/{item}", post(sell))
+        .route("/unlocked", get(async |_: Locked| ""))
         .route("/health", get(async |locked: Option<Locked>| locked.is_none().to_string()))
         .layer(layer)
         .route("/bare", get(async |_: Locked| ""));
@@ -55,7 +56,10 @@ async fn two_replicas_sell_one_after_the_other_with_fences_that_grow() {
     assert_eq!(fences.len(), 60);
     let health = client.get(format!("{}/health", replicas[0])).send().await.unwrap();
     assert_eq!(health.text().await.unwrap(), "true", "it needs no lock");
-    let bare = client.get(format!("{}/bare", replicas[0])).send().await.unwrap();
-    assert_eq!(bare.status().as_u16(), 500);
-    assert!(bare.text().await.unwrap().contains("LockLayer"));
+    for path in ["bare", "unlocked"] {
+        let response = client.get(format!("{}/{path}", replicas[0])).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 500);
+        let why = response.text().await.unwrap();
+        assert!(why.contains("no `LockLayer`, or the layer named no lock"), "{path}: {why}");
+    }
 }
