@@ -81,8 +81,8 @@ pub(crate) fn before_publishing() -> Vec<Step> {
     ]
 }
 
-/// Looks for known holes in dependencies, and for those that are withdrawn or no longer maintained. Without the database
-/// of these nothing is known, which is printed and no failure.
+/// Looks for known holes in dependencies, and for those that are withdrawn or no longer maintained. Without the
+/// database of these nothing is known, which is printed and no failure.
 pub(crate) fn advisories() -> Result<()> {
     let check = || cargo(["deny", "--all-features", "check", "--disable-fetch", "advisories"]);
     let fetched = cargo(["deny", "--all-features", "fetch", "db"]).run();

@@ -77,7 +77,7 @@ async fn a_server_without_room_for_connections_is_unavailable_until_it_has_some(
 #[tokio::test]
 async fn a_master_whose_replica_falls_behind_refuses_renewals_and_the_holder_knows_in_time() {
     let pair = RedisPair::start().unwrap();
-    // The holder gives it up a part of the lease earlier than the server, which is longer than this process stands still.
+    // The holder gives it up a part of the lease earlier than the server: more than this process stands still.
     let ours = locks(&pair.master().url(), Duration::from_secs(12)).await;
     let guard = take(&ours, "room").await;
     for setting in [["min-replicas-max-lag", "1"], ["min-replicas-to-write", "1"]] {
