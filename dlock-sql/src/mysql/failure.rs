@@ -79,7 +79,7 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
 fn of_number(number: u16, table: &TableName) -> Failure {
     match number {
         1146 => Failure::invalid_config(format!(
-            "there is no table {table}; call migrate() once, or add migrate=true to the URL"
+            "there is no table {table}; run `dlock migrate` or call migrate() once, or add migrate=true to the URL"
         )),
         1044 | 1142 | 1143 | 1227 | 1370 => Failure::denied(format!(
             "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and DELETE for readers and permits, CREATE to migrate)"

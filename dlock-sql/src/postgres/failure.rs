@@ -50,7 +50,8 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
 
 pub(super) fn no_table(table: &TableName) -> Failure {
     Failure::invalid_config(format!(
-        "there is no table {table} in the database; call migrate() once, or add migrate=true to the URL"
+        "there is no table {table} in the database; run `dlock migrate` or call migrate() once, or add migrate=true to \
+         the URL"
     ))
 }
 

@@ -78,7 +78,9 @@ pub(super) async fn verify(
     let path = path.display();
     let refuse = |what: String| Err(Wrong::Table(Failure::invalid_config(what)));
     if found.is_empty() {
-        return refuse(format!("{path} has no table {table}; migrate it first, or connect, which does"));
+        return refuse(format!(
+            "{path} has no table {table}; run `dlock migrate`, or connect, which makes it"
+        ));
     }
     let is_ours = found.len() == COLUMNS.len()
         && COLUMNS.iter().zip(&found).all(|(ours, (name, kind, required))| *ours == (name, kind, *required));
