@@ -12,7 +12,6 @@ use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
-use dlock::backend::Mode;
 use dlock::{Baton, ErrorKind, Guard, Locks, MAX_LEASE, MIN_LEASE, Requirement};
 use serde_json::json;
 use tokio::time::timeout;
@@ -212,16 +211,7 @@ async fn unless_ended<T>(
 
 /// Takes the lock over from the file, as it was held: alone, or as a reader's share or permits of a service.
 async fn take_over(locks: &Locks, kept: &Kept, lease: Duration) -> Result<Guard, Trouble> {
-    let baton = &kept.baton;
-    let lock = locks.lock(baton.key()).with_lease(lease);
-    let taken = match baton.mode() {
-        Mode::Shared => lock.read().from_baton(baton)?.acquire().await,
-        Mode::Permits { of, take } => {
-            let semaphore = locks.semaphore(baton.key(), of).take(take).with_lease(lease);
-            semaphore.from_baton(baton)?.acquire().await
-        }
-        _ => lock.from_baton(baton)?.acquire().await,
-    };
+    let taken = locks.from_baton(&kept.baton)?.with_lease(lease).acquire().await;
     taken.map_err(|error| match error.kind() {
         ErrorKind::NotHeld => {
             // It may as well be the baton of another server.

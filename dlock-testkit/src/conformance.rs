@@ -270,8 +270,8 @@ pub enum Needs {
     LeavingAndLease,
     /// [`Capabilities::hands_over`], and [`Capabilities::administered`].
     Carrying,
-    /// [`Capabilities::hands_over_shares`], [`Capabilities::shared`], [`Capabilities::permits`], and
-    /// [`Capabilities::administered`].
+    /// [`Capabilities::hands_over_shares`], [`Capabilities::shared`], [`Capabilities::downgrades`],
+    /// [`Capabilities::permits`], and [`Capabilities::administered`].
     CarryingShares,
 }
 
@@ -304,6 +304,7 @@ impl Needs {
                 | Self::DowngradeAndFences
                 | Self::DowngradeAndLease
                 | Self::DowngradeAndAdministration
+                | Self::CarryingShares
         );
         let permits = matches!(
             self,

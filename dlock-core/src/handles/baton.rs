@@ -272,8 +272,31 @@ impl Semaphore {
 }
 
 impl Locks {
+    /// Returns the lock whose acquire takes over what was handed over by [`Guard::hand_over`], as [`Lock::from_baton`]
+    /// does, with the key and in the mode of the baton: for what may be a lock, a reader's share or permits.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
+    /// use std::time::Duration;
+    /// use dlock_core::{Locks, Memory};
+    ///
+    /// let locks = Locks::new(Memory::new());
+    /// let baton = locks.semaphore("gpu", 4).take(2).acquire().await?.hand_over().await?;
+    /// let guard = locks.from_baton(&baton)?.with_lease(Duration::from_secs(10)).acquire().await?;
+    /// assert_eq!(guard.mode(), baton.mode());
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::from_baton`].
+    pub fn from_baton(&self, baton: &Baton) -> Result<Lock> {
+        self.lock(baton.key()).with_mode(baton.mode()).from_baton(baton)
+    }
+
     /// Takes over what was handed over by [`Guard::hand_over`], in this process or another, with the options of these
-    /// locks. For other options, and to run a body, see [`Lock::from_baton`].
+    /// locks. For other options, and to run a body, see [`from_baton`](Self::from_baton).
     ///
     /// # Errors
     ///
@@ -283,7 +306,7 @@ impl Locks {
     ///
     /// As the acquire of [`Lock::from_baton`].
     pub async fn take_over(&self, baton: &Baton) -> Result<Guard> {
-        self.lock(baton.key()).with_mode(baton.mode()).from_baton(baton)?.acquire().await
+        self.from_baton(baton)?.acquire().await
     }
 
     /// Takes over all that was handed over by [`BatchGuard::hand_over_all`], as a batch: all of it or nothing.
@@ -305,13 +328,12 @@ impl Locks {
     pub async fn take_over_all<'a>(&self, batons: impl IntoIterator<Item = &'a Baton>) -> Result<BatchGuard> {
         let mut of_keys: HashMap<&str, &Baton> = HashMap::new();
         let take = |baton: &'a Baton| {
-            let lock = self.lock(baton.key()).with_mode(baton.mode());
             if of_keys.insert(baton.key(), baton).is_some_and(|other| other != baton) {
                 let what = "two different batons of this key, which a batch has once; bring the one that was handed \
                             over last, or take over shares one by one";
-                return Err(lock.error(Operation::Acquire, Failure::invalid_config(what)));
+                return Err(self.lock(baton.key()).error(Operation::Acquire, Failure::invalid_config(what)));
             }
-            lock.from_baton(baton)
+            self.from_baton(baton)
         };
         let locks = batons.into_iter().map(take).collect::<Result<Vec<_>>>()?;
         Batch::of(locks).acquire().await

@@ -150,8 +150,8 @@ pub(crate) fn check_hold_at_least(
 
 /// Refuses a lock that is to be taken over, where that cannot be.
 pub(crate) fn check_takes_over(options: &Options, capabilities: &Capabilities) -> Result<(), Failure> {
-    check(&[Requirement::HandOver], capabilities)?;
     let Options { mode, fair, role, takes_over, .. } = *options;
+    check_handing_over(mode, fair, capabilities)?;
     if role.is_some() {
         let what = "a leader's term and the lock of a job are not taken over from a baton; take the lock over by itself";
         return Err(Failure::new(crate::error::ErrorKind::Unsupported, what));
@@ -163,7 +163,7 @@ pub(crate) fn check_takes_over(options: &Options, capabilities: &Capabilities) -
              held, or by `Locks::take_over`"
         )));
     }
-    check_handing_over(mode, fair, capabilities)
+    Ok(())
 }
 
 /// Refuses to hand a lock over, or to take it over, that is held in a way that the backend keeps where it is.
