@@ -4,10 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::backend::Mode;
 use crate::error::{Error, Failure, Operation, Result};
 use crate::fence::Fence;
 use crate::key::Key;
+use crate::mode::Mode;
 use crate::token::Token;
 
 /// How the text of a lock that is held alone begins.

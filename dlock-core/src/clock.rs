@@ -15,7 +15,10 @@ impl Timestamp {
     /// The end of time: later than every other point.
     pub const NEVER: Self = Self(u64::MAX);
 
-    pub(crate) const fn from_nanos(nanos: u64) -> Self {
+    /// Creates the point at which a clock shows this many nanoseconds: a store's own clock, or one that is
+    /// [stored](Self::as_nanos).
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 

@@ -249,6 +249,17 @@ mod tests {
     }
 
     #[test]
+    fn an_error_is_one_line_whatever_a_server_or_a_library_says() {
+        let said = "no connection (Parse error\nUnexpected\r\n\u{1b}[2J)";
+        let cause = std::io::Error::other("DETAIL: a\tb\u{85}c\n");
+        let error = Error::new(Operation::Configure, Failure::unavailable(said).with_source(cause));
+        for text in [error.to_string(), format!("{error:?}")] {
+            assert!(!text.contains(char::is_control), "{text:?}");
+            assert!(text.contains("Parse error Unexpected") && text.contains("a b c"), "{text}");
+        }
+    }
+
+    #[test]
     fn display_names_operation_key_backend_cause_and_holder() {
         let holder = Holder { host: Some("web-1".into()), pid: Some(42), ..Holder::default() };
         let text = Error::new(

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 /// What kind of error it is: the part a program decides by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -204,14 +204,29 @@ impl Failure {
     }
 }
 
+/// Writes with a blank for each line break and each other control character: servers and libraries say what they like.
+struct OneLine<'a, 'f>(&'a mut fmt::Formatter<'f>);
+
+impl fmt::Write for OneLine<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for (number, part) in text.split(char::is_control).enumerate() {
+            if number > 0 {
+                self.0.write_str(" ")?;
+            }
+            self.0.write_str(part)?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.sentence())?;
         if !self.message.is_empty() {
-            write!(f, ": {}", self.message)?;
+            write!(OneLine(f), ": {}", self.message)?;
         }
         if let Some(source) = &self.source {
-            write!(f, ": {source}")?;
+            write!(OneLine(f), ": {source}")?;
         }
         Ok(())
     }

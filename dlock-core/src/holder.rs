@@ -6,8 +6,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::backend::Mode;
 use crate::fence::Fence;
+use crate::mode::Mode;
 
 /// How many bytes of a name are kept that came from a store.
 const LONGEST_NAME: usize = 256;

@@ -23,11 +23,16 @@ mod guarded;
 mod handles;
 mod holder;
 mod key;
+mod mode;
+mod options;
+mod runtime;
+mod server_address;
 mod sync;
 mod telemetry;
 mod template;
 mod token;
 
+pub use backend::requirement::Requirement;
 pub use backend::{Backend, Capabilities, Claim, Forced};
 pub use backends::memory::{Faults, Memory};
 pub use backends::prefix::Prefixed;
@@ -40,25 +45,24 @@ pub use data_version::{DataVersion, VersionCheck};
 #[cfg(dlock_schedules)]
 #[doc(hidden)]
 pub use engine::scenarios;
-pub use engine::scope::{current_hold, in_current_scope};
-pub use engine::tasks as keeper;
+pub use engine::scope::in_current_scope;
 pub use error::{Error, ErrorKind, Failure, Operation, Result};
 pub use fence::Fence;
 pub use handles::batch::{Batch, BatchGuard, BatchKey, KeyInMode, read, write};
 pub use handles::baton::{HandOver, HandOverAll};
 pub use handles::election::{Campaign, Election, Eligibility, Leader, LeaderChanges, Term};
 pub use handles::guard::Guard;
-pub use handles::held::{Ended, Held};
+pub use handles::held::{Ended, Held, current_hold};
 pub use handles::lock::Lock;
 pub use handles::locks::{Health, Locks, LocksBuilder};
 pub use handles::once::{OnCrash, OnError, Once, Outcome};
-pub use handles::options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
-pub use handles::requirement::Requirement;
 pub use handles::section::Section;
 pub use handles::segment::{Segment, Segmented, SegmentedSection};
 pub use handles::semaphore::Semaphore;
 pub use holder::{Holder, Identity};
 pub use key::Key;
+pub use options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
+pub use runtime::tasks as keeper;
 pub use telemetry::{Exported, Stats};
 pub use token::Token;
 

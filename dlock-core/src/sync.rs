@@ -1,10 +1,62 @@
 //! The locks and atomics of the engine: those of the standard library, but where a scheduler picks the order in which
 //! threads go on, which then decides at each of them.
 
+/// Defines a mutex over that of a module.
+macro_rules! mutex {
+    ($visibility:vis use $($locks:tt)+) => {
+        $visibility use $($locks)+::MutexGuard;
+
+        /// A mutex that a panic of code that has locked it leaves usable: that code leaves the value whole wherever it
+        /// may panic.
+        #[derive(Debug, Default)]
+        $visibility struct Mutex<T>($($locks)+::Mutex<T>);
+
+        impl<T> Mutex<T> {
+            /// Makes a mutex that is not locked.
+            #[must_use]
+            $visibility const fn new(value: T) -> Self {
+                Self($($locks)+::Mutex::new(value))
+            }
+
+            /// Locks the mutex, once no other thread has locked it.
+            $visibility fn lock(&self) -> MutexGuard<'_, T> {
+                self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+            }
+        }
+    };
+}
+
+/// The mutex of the standard library, also where a scheduler orders the threads: for what is not the engine's.
+pub(crate) mod plain {
+    mutex!(pub use std::sync);
+
+    impl<T> Mutex<T> {
+        /// Locks the mutex, unless it is locked.
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            use std::sync::TryLockError;
+
+            match self.0.try_lock() {
+                Ok(locked) => Some(locked),
+                Err(TryLockError::Poisoned(locked)) => Some(locked.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            }
+        }
+    }
+}
+
 #[cfg(dlock_schedules)]
-pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
+mod scheduled {
+    mutex!(pub(crate) use shuttle::sync);
+}
+
 #[cfg(not(dlock_schedules))]
-pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
+pub(crate) use plain::{Mutex, MutexGuard};
+#[cfg(dlock_schedules)]
+pub(crate) use scheduled::{Mutex, MutexGuard};
+#[cfg(dlock_schedules)]
+pub(crate) use shuttle::sync::atomic;
+#[cfg(not(dlock_schedules))]
+pub(crate) use std::sync::atomic;
 
 #[cfg(not(dlock_schedules))]
 pub(crate) use tokio::sync::Notify;
@@ -38,5 +90,24 @@ impl Notify {
 
     pub(crate) fn notify_waiters(&self) {
         self.here().notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_mutex_is_usable_after_a_panic_of_code_that_had_locked_it() {
+        let mutex = Mutex::new(1);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let mut value = mutex.lock();
+            *value = 2;
+            panic!("a panic");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(*mutex.lock(), 2);
     }
 }

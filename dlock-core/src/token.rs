@@ -30,8 +30,9 @@ impl Token {
             .map_err(|e| Failure::unavailable("the operating system gave no random bits").with_source(e))
     }
 
-    /// A token of these bits, which a simulation draws by itself.
-    pub(crate) const fn of(bits: [u8; 16]) -> Self {
+    /// Creates the token of these 16 bytes, which a store has kept. A claim's own token is [random](Self::random).
+    #[must_use]
+    pub const fn from_bytes(bits: [u8; 16]) -> Self {
         Self(bits)
     }
 
@@ -48,8 +49,9 @@ impl Token {
         Self(self.0.map(|byte| !byte))
     }
 
-    /// The token of these 32 hexadecimal digits; `None` where there are others.
-    pub(crate) fn from_hex(digits: &str) -> Option<Self> {
+    /// Reads the token of these 32 hexadecimal digits; `None` where there are others.
+    #[must_use]
+    pub fn from_hex(digits: &str) -> Option<Self> {
         let digits = digits.as_bytes();
         if digits.len() != 32 {
             return None;

@@ -6,10 +6,9 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 
 use dlock_core::Guard;
+use dlock_core::backend::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::now_ns;
@@ -201,7 +200,7 @@ impl Recorder {
     pub fn record(&self, event: &Event) -> io::Result<()> {
         let mut line = serde_json::to_string(event)?;
         line.push('\n');
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes())
+        self.0.lock().write_all(line.as_bytes())
     }
 }
 

@@ -7,11 +7,11 @@ mod claim;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dlock_core::backend::{
-    BatchAttempt, ClaimRequest, Finding, Forced, LockId, MOST_PERMITS, Mode, NodeState, Occupancy,
+    BatchAttempt, ClaimRequest, Finding, Forced, LockId, MOST_PERMITS, Mode, Mutex, NodeState, Occupancy,
     ServerAddress,
 };
 use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
@@ -161,10 +161,6 @@ struct MutantStore {
 }
 
 impl MutantStore {
-    fn granted(&self) -> MutexGuard<'_, HashMap<Key, ClaimRequest>> {
-        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn next(&self) -> u64 {
         self.grants.fetch_add(1, Ordering::SeqCst)
     }

@@ -5,9 +5,9 @@
 //! so far has built on what it saw, and an older one must not change it behind its back.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlock_core::Fence;
+use dlock_core::backend::Mutex;
 
 /// One number behind a fence, with a record of who asked for what.
 ///
@@ -89,10 +89,6 @@ impl Register {
         Self { fenced: false, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, RegisterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads the value.
     ///
     /// # Errors
@@ -112,7 +108,7 @@ impl Register {
     }
 
     fn access(&self, fence: Fence, ask: Ask) -> Result<u64, Stale> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let fresh = fence.supersedes(Fence::new(state.highest));
         let accepted = fresh || !self.fenced;
         state.record.push(Access { fence: fence.get(), ask, accepted });
@@ -129,6 +125,6 @@ impl Register {
     /// Returns everything that was asked for so far.
     #[must_use]
     pub fn record(&self) -> Vec<Access> {
-        self.state().record.clone()
+        self.state.lock().record.clone()
     }
 }

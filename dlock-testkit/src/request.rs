@@ -1,9 +1,11 @@
 //! What the engine asks of a backend, for tests that carry out the steps of a claim by themselves.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Backend, Capabilities, Claim, ClaimRequest, LockId, Renewed, Withdrawal};
+use dlock_core::backend::{
+    Attempt, Backend, Capabilities, Claim, ClaimRequest, LockId, Mutex, Renewed, Withdrawal,
+};
 use dlock_core::{Error, Failure, Holder, Key, Locks, Wait};
 
 /// A backend that keeps what it is asked to claim, and refuses it.
@@ -28,7 +30,7 @@ impl Backend for Capture {
     }
 
     fn claim(&self, request: ClaimRequest) -> Refused {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+        self.0.lock().push(request);
         Refused
     }
 
@@ -82,7 +84,7 @@ pub async fn claim_request(key: &str, lease: Duration, waits: bool) -> Result<Cl
     let wait = if waits { Wait::For(Duration::from_millis(1)) } else { Wait::No };
     let lock = Locks::new(capture.clone()).lock(key).with_lease(lease).with_wait(wait);
     let refused = lock.acquire().await.map(drop);
-    let request = capture.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let request = capture.0.lock().pop();
     match (request, refused) {
         (Some(request), _) => Ok(request),
         (None, Err(error)) => Err(error),

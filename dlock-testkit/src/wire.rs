@@ -10,11 +10,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, BatchAttempt, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy, ServerAddress,
+    Attempt, BatchAttempt, ClaimRequest, Finding, Forced, LockId, Mutex, NodeState, Occupancy, ServerAddress,
 };
 use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
 use tokio::runtime::Handle;
@@ -361,7 +361,7 @@ impl<B: Backend> Wired<B> {
 
     /// Returns a second claim on the lock that was granted here for `key` last; `None` when that is gone.
     async fn adopt(&self, key: &str) -> Result<Option<B::Claim>, Failure> {
-        let request = self.0.granted.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        let request = self.0.granted.lock().get(key).cloned();
         let Some(request) = request else { return Ok(None) };
         let mut twin = self.0.backend.claim(request);
         // A claim that was never granted anything may have nothing to withdraw.

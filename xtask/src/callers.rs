@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::lint::SourceFile;
+use crate::sources::SourceFile;
 
 /// The backends whose requests are polled by their callers.
 const BACKENDS: [&str; 3] = ["dlock-redis/src/", "dlock-sql/src/", "dlock-zk/src/"];

@@ -166,7 +166,11 @@ const SUITES: &[Suite] = &[
     },
     Suite::only_if_changed("dlock-tower", &["dlock-tower/"], 35),
     Suite::only_if_changed("dlock-ui", &["dlock-macros/", "tests/ui/"], 120),
-    Suite::only_if_changed("dlock-schedules", &["dlock-core/src/engine/", "tests/schedules/"], 40),
+    Suite::only_if_changed(
+        "dlock-schedules",
+        &["dlock-core/src/engine/", "dlock-core/src/runtime/", "dlock-core/src/sync.rs", "tests/schedules/"],
+        40,
+    ),
     Suite::only_if_changed("dlock-models", &["models/"], 60),
     Suite::only_if_changed("dlock-rig", &["tests/rig/"], 45),
     Suite::only_if_changed(

@@ -1,15 +1,10 @@
 //! Everything that is checked without running a test.
 
-use std::fs;
-use std::path::Path;
+use anyhow::Result;
 
-use anyhow::{Context, Result, bail};
-
-use crate::run::{Step, cargo, root};
-use crate::{backends, callers, modules, needs, package, pages, prose, reachable};
-
-/// A longer file is two files.
-const MAX_LINES: usize = 600;
+use crate::run::{Step, cargo};
+use crate::sources::sources;
+use crate::{backends, callers, lengths, modules, needs, package, pages, prose, reachable};
 
 /// What compiles nothing, and is done in seconds, with what it needs.
 pub(crate) fn fast_steps() -> Vec<Step> {
@@ -22,7 +17,7 @@ pub(crate) fn fast_steps() -> Vec<Step> {
 pub(crate) fn checks() -> Vec<Step> {
     vec![
         Step::new("format", || cargo(["fmt", "--all", "--check"]).run()),
-        Step::new("file lengths", || file_lengths(&sources()?)),
+        Step::new("file lengths", || lengths::check(&sources()?)),
         Step::new("circles of modules", || modules::check(&sources()?)),
         Step::new("runtimes of callers", || callers::check(&sources()?)),
         Step::new("prose", || prose::check(&sources()?)),
@@ -96,57 +91,4 @@ pub(crate) fn ready() -> Vec<Step> {
 
 fn clippy(selection: &[&str]) -> Result<()> {
     cargo(["clippy", "--quiet"]).args(selection.iter().copied()).args(["--", "-D", "warnings"]).run()
-}
-
-/// A file of the repository.
-pub(crate) struct SourceFile {
-    /// From the root of the repository.
-    pub(crate) path: String,
-    pub(crate) text: String,
-}
-
-/// No Rust file of the repository is longer than [`MAX_LINES`].
-fn file_lengths(sources: &[SourceFile]) -> Result<()> {
-    let files = sources.iter().filter(|source| source.path.ends_with(".rs"));
-    let lengths: Vec<_> = files.map(|file| (&file.path, file.text.lines().count())).collect();
-    let too_long: Vec<String> = lengths
-        .iter()
-        .filter(|(_, lines)| *lines > MAX_LINES)
-        .map(|(path, lines)| format!("{path} has {lines} lines"))
-        .collect();
-    if lengths.is_empty() {
-        bail!("no Rust file was found below {}", root().display());
-    }
-    if !too_long.is_empty() {
-        bail!("{}; the limit is {MAX_LINES}: make two files of each", too_long.join(", "));
-    }
-    if let Some((path, lines)) = lengths.iter().max_by_key(|(_, lines)| *lines) {
-        println!("{} Rust files, the longest is {path} with {lines} lines", lengths.len());
-    }
-    Ok(())
-}
-
-/// Returns the Rust and Markdown files of the repository.
-fn sources() -> Result<Vec<SourceFile>> {
-    let mut found = Vec::new();
-    collect(&root(), &mut found)?;
-    Ok(found)
-}
-
-fn collect(dir: &Path, found: &mut Vec<SourceFile>) -> Result<()> {
-    for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
-        let entry = entry?;
-        let (path, name) = (entry.path(), entry.file_name());
-        if entry.file_type()?.is_dir() {
-            if name != "target" && name != "node_modules" && !name.to_string_lossy().starts_with('.') {
-                collect(&path, found)?;
-            }
-        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "md") {
-            let text =
-                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            let path = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
-            found.push(SourceFile { path, text });
-        }
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@ mod callers;
 mod changed;
 mod explore;
 mod gate;
+mod lengths;
 mod lint;
 mod modules;
 mod mutants;
@@ -19,6 +20,7 @@ mod prose;
 mod reachable;
 mod run;
 mod runner;
+mod sources;
 mod test;
 
 use std::process::ExitCode;
@@ -62,6 +64,12 @@ enum Command {
         /// Only what compiles nothing
         #[arg(long)]
         fast: bool,
+    },
+    /// Print the circles of modules, and who uses what in them
+    Circles {
+        /// The folder of the crates that are looked at, such as dlock-sql
+        #[arg(default_value = "")]
+        folder: String,
     },
     /// Lock the same names from Rust, Java, Python and Go, and judge what happened; export to the real OpenTelemetry
     /// collector where the Go toolchain is new enough. Installs a JDK, Maven, Go and Python's venv
@@ -131,6 +139,10 @@ fn carry_out(command: Command) -> Result<()> {
         Command::BeforePublishing => one_after_the_other(package::before_publishing()),
         Command::Lint { fast: true } => one_after_the_other(lint::fast_steps()),
         Command::Lint { fast: false } => one_after_the_other(lint::steps()?),
+        Command::Circles { folder } => {
+            modules::print(&sources::sources()?, &folder);
+            Ok(())
+        }
         Command::Sbom => {
             needs::install(needs::SBOM)?;
             cargo(["cyclonedx", "--all-features", "--target", "all", "--format", "json"])

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, bail};
 
-use crate::lint::SourceFile;
 use crate::run::root;
+use crate::sources::SourceFile;
 
 /// Every link of a page resolves, and every block of Rust or SQL is part of a test.
 pub(crate) fn check(sources: &[SourceFile]) -> Result<()> {

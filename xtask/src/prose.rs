@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::lint::SourceFile;
+use crate::sources::SourceFile;
 
 /// A longer line of prose is two lines.
 const MAX_COLUMNS: usize = 120;

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, bail};
 
-use crate::lint::SourceFile;
 use crate::pages::targets;
+use crate::sources::SourceFile;
 
 const README: &str = "README.md";
 /// The front page of the documentation, and its list of guides.

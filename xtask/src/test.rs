@@ -56,6 +56,7 @@ pub(crate) fn nightly() -> Result<Vec<Step>> {
     steps.push(Step::new("examples in release", release_examples));
     steps.extend(explore::simulations());
     steps.push(Step::new("schedules of the engine's threads", explore::schedules));
+    steps.push(Step::new("Redis's scripts against the rules", explore::histories));
     steps.extend(interop(false));
     steps.extend(package::before_publishing());
     steps.push(Step::new("advisories", package::advisories));

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
 use crate::failure::Failure;
+use crate::sync::plain::Mutex;
 use crate::token::Token;
 
 /// The random numbers of one `Locks`: tokens, jitter, where to begin. Clones share one source.
@@ -58,7 +59,7 @@ impl Stock {
         let used = &mut self.bits[self.left * 16..][..16];
         bits.copy_from_slice(used);
         used.fill(0);
-        Ok(Token::of(bits))
+        Ok(Token::from_bytes(bits))
     }
 }
 
@@ -92,9 +93,9 @@ impl Entropy {
 
     pub(crate) fn token(&self) -> Result<Token, Failure> {
         if self.0.is_simulated {
-            return Ok(Token::of(self.next().u128(..).to_be_bytes()));
+            return Ok(Token::from_bytes(self.next().u128(..).to_be_bytes()));
         }
-        self.0.stock.lock().unwrap_or_else(PoisonError::into_inner).token(Instant::now())
+        self.0.stock.lock().token(Instant::now())
     }
 
     /// Returns a number from zero to one, without one itself.

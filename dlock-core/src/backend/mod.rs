@@ -58,11 +58,11 @@ pub(crate) mod dynamic;
 mod entropy;
 mod host;
 mod lock_id;
-pub(crate) mod mode;
 pub mod notify;
 mod occupancy;
 pub(crate) mod request_clock;
-mod server_address;
+pub(crate) mod requirement;
+pub mod shares;
 mod signal;
 mod url;
 
@@ -80,22 +80,24 @@ pub use self::diagnosis::{Finding, NodeState, Severity};
 pub use self::entropy::Entropy;
 pub(crate) use self::host::{ClaimHost, Host};
 pub use self::lock_id::LockId;
-pub use self::mode::{MOST_PERMITS, Mode, PERMITS_REMEMBERED, PREFERENCE, PREFERENCE_ALIVE};
 pub use self::occupancy::Occupancy;
 pub use self::request_clock::RequestClock;
-pub use self::server_address::ServerAddress;
 pub use self::signal::Signal;
 pub(crate) use self::signal::SignalSink;
 pub use self::url::UrlParts;
 use crate::clock::Clock;
-pub(crate) use crate::engine::timer::question_limit;
-pub use crate::engine::timer::{by_then, sleep, sleep_until, within};
 use crate::error::Failure;
 pub use crate::guarded::{guard_opening, tell};
-use crate::handles::options::Options;
 pub use crate::holder::LEFT_BEHIND;
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
+pub use crate::mode::{MOST_PERMITS, Mode, PERMITS_REMEMBERED, PREFERENCE, PREFERENCE_ALIVE};
+use crate::options::Options;
+pub(crate) use crate::runtime::timer::question_limit;
+pub use crate::runtime::timer::{by_then, sleep, sleep_until, within};
+pub use crate::server_address::ServerAddress;
+#[doc(hidden)]
+pub use crate::sync::plain::{Mutex, MutexGuard};
 use crate::telemetry::Trace;
 use crate::token::Token;
 
@@ -488,6 +490,13 @@ impl ClaimRequest {
     #[must_use]
     pub const fn has_preference(&self) -> bool {
         self.prefers && self.mode.has_preference()
+    }
+
+    /// Returns what a [state of a key](shares::KeyState) is asked for by this claim: one fence, of any number.
+    #[must_use]
+    pub fn to_lock_request(&self) -> shares::LockRequest {
+        let request = shares::LockRequest::new(self.token, self.mode, self.lease);
+        request.with_preference(self.prefers).with_order(self.fair)
     }
 
     /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there

@@ -10,8 +10,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -22,6 +22,7 @@ use crate::backend::Backoff;
 use crate::error::{ErrorKind, Failure};
 use crate::guarded::tell;
 use crate::keeper;
+use crate::sync::plain::Mutex;
 
 /// The pauses between two tries to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -162,13 +163,13 @@ impl Channels {
     ///
     /// [`ErrorKind::Unavailable`] when the operating system gives no thread for dlock's own runtime.
     pub fn listen(&self, channel: &str) -> Result<Listener, Failure> {
-        let mut session = lock(&self.session);
+        let mut session = self.session.lock();
         if session.is_some() {
             let runtime = keeper::runtime()?;
             runtime.spawn(session.take().map_or_else(|| unreachable!("it is some"), |session| session.0));
         }
         drop(session);
-        let mut by_name = lock(&self.shared.by_name);
+        let mut by_name = self.shared.by_name.lock();
         let (channel, news) = match by_name.get_key_value(channel) {
             Some((name, news)) => (Arc::clone(name), news.subscribe()),
             None => {
@@ -190,14 +191,14 @@ impl Channels {
         if !self.shared.any.load(Ordering::Acquire) {
             return None;
         }
-        let by_name = lock(&self.shared.by_name);
+        let by_name = self.shared.by_name.lock();
         let (name, news) = by_name.get_key_value(channel)?;
         Some(Listener { channel: Arc::clone(name), news: news.subscribe(), orders: self.orders.clone() })
     }
 
     /// Closes the connection, for good. Listeners are notified no more.
     pub fn close(&self) {
-        lock(&self.session).take();
+        self.session.lock().take();
         let _ = self.orders.send(ConnectionOrder::Close);
     }
 }
@@ -262,7 +263,7 @@ impl Drop for Listener {
 
 impl HubState {
     fn tell(&self, channel: &str, text: Option<&str>) {
-        if let Some(news) = lock(&self.by_name).get(channel) {
+        if let Some(news) = self.by_name.lock().get(channel) {
             // Whoever waits is woken, although perhaps nothing else has changed.
             news.send_modify(|news| {
                 if let Some(text) = text {
@@ -274,7 +275,7 @@ impl HubState {
 
     /// Tells the waiters of these channels what the server said of the subscription.
     fn answer(&self, names: &[Arc<str>], heard: bool, denied: Option<&(ErrorKind, Arc<str>)>) {
-        let by_name = lock(&self.by_name);
+        let by_name = self.by_name.lock();
         for news in names.iter().filter_map(|name| by_name.get(name)) {
             news.send_modify(|news| *news = ChannelState { heard, denied: denied.cloned(), text: None });
         }
@@ -282,7 +283,7 @@ impl HubState {
 
     /// The server tells of nothing any more; a message may have been missed.
     fn deafen(&self) {
-        for news in lock(&self.by_name).values() {
+        for news in self.by_name.lock().values() {
             news.send_modify(|news| *news = ChannelState::default());
         }
     }
@@ -290,7 +291,7 @@ impl HubState {
     /// Drops a channel if nobody listens to it; whether nobody does. One that is not known any more was dropped while
     /// the connection was being opened, and the order to subscribe to it was still carried out.
     fn drop_unheard(&self, name: &str) -> bool {
-        let mut by_name = lock(&self.by_name);
+        let mut by_name = self.by_name.lock();
         let unheard = by_name.get(name).is_none_or(|news| news.receiver_count() == 0);
         if unheard {
             by_name.remove(name);
@@ -301,7 +302,7 @@ impl HubState {
 
     /// All that are listened to.
     fn wanted(&self) -> Vec<Arc<str>> {
-        let mut by_name = lock(&self.by_name);
+        let mut by_name = self.by_name.lock();
         by_name.retain(|_, news| news.receiver_count() > 0);
         self.any.store(!by_name.is_empty(), Ordering::Release);
         by_name.keys().cloned().collect()
@@ -468,10 +469,6 @@ async fn until(time: Option<Instant>) {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use crate::error::Failure;
 
+/// The longest URL, and the longest name of a host, which errors repeat.
+const LONGEST: usize = 64 * 1024;
+const LONGEST_HOST: usize = 255;
+
 /// The parts of a URL `scheme://authority/path?query`, as they are written.
 ///
 /// No failure repeats any part of the URL: wherever a `/`, a `?` or a `#` in a password was not escaped, what follows
@@ -37,13 +41,16 @@ impl<'a> UrlParts<'a> {
     ///
     /// # Errors
     ///
-    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) when there is no `://`, when the URL has a fragment, or when
-    /// an `@` follows the authority, or is in it twice: then a password before it was most likely not escaped, and its
-    /// parts would be taken for a host, a database or a parameter, which errors name, or for a part of the user. Write
-    /// such an `@` as `%40`. In the query of a URL without an authority it may stand.
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) when there is no `://`, when the URL has more than 64 KiB or
+    /// a fragment, or when an `@` follows the authority, or is in it twice: then a password before it was most likely
+    /// not escaped, and its parts would be taken for a host, a database or a parameter, which errors name, or for a
+    /// part of the user. Write such an `@` as `%40`. In the query of a URL without an authority it may stand.
     pub fn of(url: &'a str) -> Result<Self, Failure> {
         let (scheme, rest) =
             url.split_once("://").ok_or_else(|| Failure::invalid_config("the URL has no :// in it"))?;
+        if url.len() > LONGEST {
+            return Err(Failure::invalid_config("the URL is too long; it may have 64 KiB"));
+        }
         let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = before.split_at(before.find('/').unwrap_or(before.len()));
         if rest.contains('#') {
@@ -123,7 +130,7 @@ impl<'a> UrlParts<'a> {
             port => Some(port.strip_prefix(':')?.parse().ok().filter(|port| *port != 0)?),
         };
         let wrong = |c: char| c.is_whitespace() || c.is_control() || "@[]".contains(c);
-        (!host.is_empty() && !host.contains(wrong)).then_some((host, port))
+        (!host.is_empty() && host.len() <= LONGEST_HOST && !host.contains(wrong)).then_some((host, port))
     }
 
     /// Reads a length of time as it stands in a parameter: a whole number with `ms`, `s`, `m` or `h`.
@@ -171,6 +178,15 @@ mod tests {
         for right in ["x://u:p%40w@h", "x://h", "x:///run/a?pass=a@b"] {
             UrlParts::of(right).unwrap();
         }
+    }
+
+    #[test]
+    fn what_is_longer_than_anybody_means_is_refused_and_not_repeated() {
+        for wrong in [format!("x://h?a={}", "y".repeat(LONGEST)), format!("{}://h", "y".repeat(LONGEST))] {
+            assert!(UrlParts::of(&wrong).unwrap_err().message().len() < 100);
+        }
+        let longest = "y".repeat(LONGEST_HOST);
+        assert!(UrlParts::host(&longest).is_some() && UrlParts::host(&format!("{longest}y")).is_none());
     }
 
     #[test]

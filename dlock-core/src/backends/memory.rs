@@ -3,39 +3,40 @@
 mod claim;
 mod faults;
 mod line;
-mod shares;
+mod stored;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 
+use crate::backend::shares::{Answer, Granted, HolderEntry, Verdict};
 use crate::backend::{
     Attempt, Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Forced, Grant, LockId, Mode, Occupancy,
-    Signal, Validity,
+    Validity,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
 use crate::fence::Fence;
 use crate::guarded::wake_all;
-use crate::holder::{Holder, Identity};
+use crate::holder::Holder;
 use crate::key::Key;
 use crate::sync::Notify;
-use crate::telemetry::Trace;
+use crate::sync::plain::{Mutex, MutexGuard};
 use crate::token::Token;
 use claim::MemoryClaim;
 pub use faults::Faults;
 use line::Lines;
-use shares::SharedLocks;
+use stored::{HolderDetail, Keys, Stored, busy, holder};
 
 /// A backend in this process's memory.
 ///
-/// Clones share the same locks, so two `Locks` built over clones behave like two processes. [`faults`](Self::faults)
-/// and a [movable clock](crate::ManualClock) let a test show what a service does when a lock is lost, a reply is lost,
-/// or the backend is slow or away.
+/// Clones share their locks, so two `Locks` built over clones behave like two processes. [`faults`](Self::faults) and a
+/// [movable clock](crate::ManualClock) let a test show what a service does when a lock is lost, a reply is lost, or the
+/// backend is slow or away.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -73,28 +74,13 @@ impl Default for Number {
 
 #[derive(Default)]
 struct MemoryState {
-    locks: HashMap<Key, StoredLock, RandomState>,
-    /// What several hold at a time.
-    shared: SharedLocks,
+    keys: Keys,
     /// Who waits in line.
     lines: Lines,
     /// Who waits for a change of a key. Only keys with waiters have an entry.
     watched: HashMap<Key, Arc<Notify>, RandomState>,
     /// The last fence of any key. One counter for all keys needs no memory for keys that are free.
     fence: u64,
-}
-
-struct StoredLock {
-    token: Token,
-    mode: Mode,
-    fence: Fence,
-    expires: Timestamp,
-    identity: Arc<Identity>,
-    since: Timestamp,
-    trace: Trace,
-    signal: Option<Signal>,
-    /// It was released, and its key stays taken.
-    left_behind: bool,
 }
 
 impl Memory {
@@ -119,7 +105,7 @@ impl Memory {
     /// Takes the lock of `key` away from all its holders, who are notified at once, and returns whether there was one.
     pub fn lose(&self, key: &str) -> bool {
         let entries = self.0.remove(key);
-        for signal in entries.iter().filter_map(|entry| entry.signal.as_ref()) {
+        for signal in entries.iter().filter_map(|entry| entry.detail.signal.as_ref()) {
             signal.lost("the test took it away");
         }
         !entries.is_empty()
@@ -135,14 +121,13 @@ impl Memory {
     #[must_use]
     pub fn held(&self) -> usize {
         let now = self.0.clock.now();
-        let state = self.0.state();
-        state.entries().filter(|(_, entry)| entry.expires > now).count()
+        self.0.state().keys.holders(now).count()
     }
 }
 
 impl SharedMemory {
     fn state(&self) -> MutexGuard<'_, MemoryState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The server's part of an attempt for several locks: one atomic step.
@@ -156,7 +141,7 @@ impl SharedMemory {
                 let others = claims.iter().enumerate().filter(|(other, _)| *other != place);
                 let freed: Vec<_> = others
                     .map(|(_, claim)| &claim.request)
-                    .filter(|request| state.shared.stop_waiting(&request.key, request.token))
+                    .filter(|request| state.stop_waiting(&request.key, &request.token))
                     .map(|request| request.key.clone())
                     .collect();
                 drop(state);
@@ -170,13 +155,16 @@ impl SharedMemory {
         Ok(BatchAttempt::Granted(granted.collect()))
     }
 
-    fn remove(&self, key: &str) -> Vec<StoredLock> {
+    fn remove(&self, key: &str) -> Vec<HolderEntry<HolderDetail>> {
         self.remove_from(self.state(), key)
     }
 
-    fn remove_from(&self, mut state: MutexGuard<'_, MemoryState>, key: &str) -> Vec<StoredLock> {
-        let mut entries = state.shared.remove_all(key);
-        entries.extend(state.locks.remove(key));
+    fn remove_from(
+        &self,
+        mut state: MutexGuard<'_, MemoryState>,
+        key: &str,
+    ) -> Vec<HolderEntry<HolderDetail>> {
+        let entries = state.keys.remove(key);
         if !entries.is_empty() {
             self.tell(state, key);
         }
@@ -214,11 +202,6 @@ impl SharedMemory {
 }
 
 impl MemoryState {
-    /// All that was granted, also what has ended meanwhile.
-    fn entries(&self) -> impl Iterator<Item = (&Key, &StoredLock)> {
-        self.locks.iter().chain(self.shared.entries())
-    }
-
     /// Who else has the lock, or has its turn. Who is to be kept in line has a place from now on.
     fn busy(&mut self, request: &ClaimRequest, now: Timestamp) -> Result<Option<Busy>, Failure> {
         let Some(mut busy) = self.taken(request, now)? else { return Ok(None) };
@@ -232,97 +215,60 @@ impl MemoryState {
     }
 
     fn taken(&mut self, request: &ClaimRequest, now: Timestamp) -> Result<Option<Busy>, Failure> {
-        let (key, token) = (&request.key, request.token);
-        if let Some(entry) = self.locks.get(key)
-            && entry.expires > now
-        {
-            return match request.mode.conflict(&Mode::Exclusive) {
-                Some(failure) => Err(failure),
-                None => Ok((entry.token != token).then(|| entry.busy(now))),
-            };
-        }
-        if let Some(busy) = self.shared.busy(request, now)? {
-            return Ok(Some(busy));
-        }
-        let Some(until) = self.lines.others_turn(key, token, now) else { return Ok(None) };
-        if self.shared.entry_mut(key, token).is_some() {
-            return Ok(None);
-        }
-        Ok(Some(Busy { retry_after: Some(until.since(now)), ..Busy::default() }))
+        let first = self.lines.first(&request.key, request.token, now);
+        let mut free = None;
+        let state = match self.keys.get_mut(&request.key) {
+            None if first.is_none() => return Ok(None),
+            state => state.unwrap_or_else(|| free.insert(Stored::new())),
+        };
+        state.set_first_in_queue(first);
+        let asked = request.to_lock_request();
+        let until = match state.judge(&asked, now) {
+            Verdict::Free | Verdict::Held => return Ok(None),
+            Verdict::Conflict(other) => return request.mode.conflict(&other).map_or(Ok(None), Err),
+            Verdict::KeptOut(until) => until,
+            Verdict::Taken(until) => {
+                state.prefer(&asked, now);
+                until
+            }
+        };
+        Ok(Some(busy(state, until, now)))
     }
 
-    /// All that was granted of one key.
-    fn entries_of(&self, key: &Key) -> impl Iterator<Item = &StoredLock> {
-        self.locks.get(key).into_iter().chain(self.shared.entries_of(key))
-    }
-
-    /// What was granted under this token.
-    fn entry_mut(&mut self, key: &Key, token: Token) -> Option<&mut StoredLock> {
-        let Self { locks, shared, .. } = self;
-        let alone = locks.get_mut(key).filter(|entry| entry.token == token);
-        alone.or_else(|| shared.entry_mut(key, token))
-    }
-
-    /// Takes away what was granted under this token.
-    fn take(&mut self, key: &Key, token: Token, now: Timestamp) -> Option<StoredLock> {
-        match self.locks.get(key) {
-            Some(entry) if entry.token == token => self.locks.remove(key),
-            _ => self.shared.take(key, token, now),
-        }
+    /// Has a claim keep nobody out any more. Whether it did.
+    fn stop_waiting(&mut self, key: &Key, token: &Token) -> bool {
+        self.keys.get_mut(key).is_some_and(|state| state.stop_waiting(token))
     }
 
     /// Gives what was left under this token to the claim that presents it.
     fn take_over(&mut self, request: &ClaimRequest, left: Token, fences: u32, now: Timestamp) -> Attempt {
-        let is_held_so =
-            |entry: &&mut StoredLock| entry.expires > now && entry.mode.has_same_part(&request.mode);
-        if self.entry_mut(&request.key, request.token).filter(is_held_so).is_some() {
-            return Attempt::Granted(self.grant(request, fences, now));
+        let asked = request.to_lock_request().with_fences(fences, Fence::new(self.fence + 1));
+        let Some(state) = self.keys.get_mut(&request.key) else { return Attempt::Busy(Busy::default()) };
+        match state.take_over(&asked, &left, now, || HolderDetail::of(request, now)) {
+            Answer::Granted(granted) => {
+                self.fence = self.fence.max(state.last_fence().get());
+                Attempt::Granted(grant(request, granted))
+            }
+            Answer::Busy { until } => Attempt::Busy(busy(state, until, now)),
+            Answer::Conflict(_) => Attempt::Busy(Busy::default()),
         }
-        let is_left = |entry: &&mut StoredLock| is_held_so(entry) && entry.left_behind;
-        if self.entry_mut(&request.key, left).filter(is_left).is_none() {
-            let other = self.entries_of(&request.key).find(|entry| entry.expires > now);
-            return Attempt::Busy(other.map(|entry| entry.busy(now)).unwrap_or_default());
-        }
-        let (fence, reserved) = self.draw(request.mode, fences);
-        if let Some(entry) = self.entry_mut(&request.key, left) {
-            // There may be another number of permits by now.
-            *entry = StoredLock { mode: entry.mode, ..StoredLock::of(request, fence, now) };
-        }
-        let grant = Grant::new(Validity::Lease(request.lease));
-        Attempt::Granted(grant.with_fence(fence).with_reserved(reserved))
-    }
-
-    /// Draws so many fences, of which it returns the first; one for a mode that several hold.
-    fn draw(&mut self, mode: Mode, fences: u32) -> (Fence, u32) {
-        let fences = if mode == Mode::Exclusive { fences } else { 1 };
-        let first = Fence::new(self.fence + 1);
-        self.fence += u64::from(fences);
-        (first, fences)
     }
 
     /// Gives the lock, which nobody else has, with so many fences.
     fn grant(&mut self, request: &ClaimRequest, fences: u32, now: Timestamp) -> Grant {
-        let grant = Grant::new(Validity::Lease(request.lease));
-        if let Some(entry) = self.entry_mut(&request.key, request.token)
-            && entry.expires > now
-        {
-            // The reply of an earlier attempt was lost: adopt what it took, and of its fences the first.
-            entry.expires = now + request.lease;
-            return grant.with_fence(entry.fence);
-        }
         if request.fair {
             self.lines.leave(&request.key, request.token);
         }
-        let (fence, fences) = self.draw(request.mode, fences);
-        let entry = StoredLock::of(request, fence, now);
-        if request.mode == Mode::Exclusive {
-            self.shared.forget(&request.key);
-            self.locks.insert(request.key.clone(), entry);
-        } else {
-            self.shared.insert(&request.key, entry, now);
-        }
-        grant.with_fence(fence).with_reserved(fences)
+        let asked = request.to_lock_request().with_fences(fences, Fence::new(self.fence + 1));
+        let state = self.keys.get_or_insert(&request.key, now);
+        let granted = state.grant(&asked, now, || HolderDetail::of(request, now));
+        self.fence = self.fence.max(state.last_fence().get());
+        grant(request, granted)
     }
+}
+
+fn grant(request: &ClaimRequest, granted: Granted) -> Grant {
+    Grant::new(Validity::Lease(request.lease)).with_fence(granted.fence).with_reserved(granted.reserved)
 }
 
 impl Backend for Memory {
@@ -383,8 +329,8 @@ impl Backend for Memory {
             .around(|| {
                 let now = shared.clock.now();
                 let state = shared.state();
-                let mut held = state.entries_of(key).filter(|entry| entry.expires > now);
-                held.next().map(|entry| entry.holder(now))
+                let held = state.keys.get(key).and_then(|stored| stored.holders(now).next());
+                held.map(|entry| holder(entry, now))
             })
             .await
     }
@@ -394,8 +340,7 @@ impl Backend for Memory {
         let list = || {
             let now = shared.clock.now();
             let state = shared.state();
-            let held = state.entries().filter(|(_, entry)| entry.expires > now);
-            held.map(|(key, entry)| (key.clone(), entry.holder(now))).collect()
+            state.keys.holders(now).map(|(key, entry)| (key.clone(), holder(entry, now))).collect()
         };
         shared.faults.around(list).await
     }
@@ -414,8 +359,8 @@ impl Backend for Memory {
         let force = || {
             let now = shared.clock.now();
             let state = shared.state();
-            let held = state.entries_of(key).filter(|entry| entry.expires > now);
-            let held: Vec<_> = held.map(|entry| entry.holder(now)).collect();
+            let held = state.keys.get(key).into_iter().flat_map(|stored| stored.holders(now));
+            let held: Vec<_> = held.map(|entry| holder(entry, now)).collect();
             Forced::without_release(&held, seen).unwrap_or_else(|| {
                 shared.remove_from(state, key.as_str());
                 Forced::Released
@@ -429,8 +374,9 @@ impl Backend for Memory {
         let look = || {
             let now = shared.clock.now();
             let state = shared.state();
-            let held = state.entries_of(key).filter(|entry| entry.expires > now);
-            Occupancy::new(state.shared.permits(key), held.map(|entry| entry.holder(now)).collect())
+            let Some(stored) = state.keys.get(key) else { return Occupancy::default() };
+            let held = stored.holders(now).map(|entry| holder(entry, now));
+            Occupancy::new(stored.permits(now), held.collect())
         };
         shared.faults.around(look).await
     }
@@ -440,12 +386,14 @@ impl Backend for Memory {
         let resize = || {
             let now = shared.clock.now();
             let mut state = shared.state();
-            if state.locks.get(key).is_some_and(|entry| entry.expires > now) {
-                return Mode::Permits { of: permits, take: 1 }
-                    .conflict(&Mode::Exclusive)
-                    .map_or(Ok(None), Err);
-            }
-            let before = state.shared.resize(key, permits)?;
+            let resized = state.keys.get_mut(key).map_or(Ok(None), |stored| stored.resize(permits, now));
+            let before = match resized {
+                Ok(before) => before,
+                Err(other) => {
+                    let conflict = Mode::Permits { of: permits, take: 1 }.conflict(&other);
+                    return conflict.map_or(Ok(None), Err);
+                }
+            };
             // There may be more of them.
             shared.tell(state, key.as_str());
             Ok(before)
@@ -454,46 +402,9 @@ impl Backend for Memory {
     }
 }
 
-impl StoredLock {
-    /// What is granted to this request.
-    fn of(request: &ClaimRequest, fence: Fence, now: Timestamp) -> Self {
-        Self {
-            token: request.token,
-            mode: request.mode,
-            fence,
-            expires: now + request.lease,
-            identity: Arc::clone(&request.identity),
-            since: now,
-            trace: request.trace.clone(),
-            signal: None,
-            left_behind: false,
-        }
-    }
-
-    /// The answer to one who wants it too.
-    fn busy(&self, now: Timestamp) -> Busy {
-        Busy {
-            retry_after: Some(self.expires.since(now)),
-            holder: Some(Box::new(self.holder(now))),
-            ..Busy::default()
-        }
-    }
-
-    fn holder(&self, now: Timestamp) -> Holder {
-        let since = SystemTime::now().checked_sub(now.since(self.since));
-        let mut holder = self.identity.to_holder(since.unwrap_or(SystemTime::UNIX_EPOCH));
-        holder.trace = self.trace.to_text();
-        holder.fence = Some(self.fence);
-        holder.mode = self.mode;
-        holder.expires_in = Some(self.expires.since(now));
-        holder.left_behind = self.left_behind;
-        holder
-    }
-}
-
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("locks", &self.0.state().locks.len()).finish_non_exhaustive()
+        f.debug_struct("Memory").field("locks", &self.0.state().keys.len()).finish_non_exhaustive()
     }
 }
 

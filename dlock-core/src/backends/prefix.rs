@@ -25,7 +25,7 @@ const LONGEST_AS_IT_IS: usize = Key::MAX_LEN - 80;
 /// On the servers a key is called by the prefix and its own text. Where that is longer than 432 bytes, its end is
 /// replaced by `#` and its SHA-256.
 ///
-/// [`LocksBuilder::with_prefix`](crate::LocksBuilder::with_prefix) is the same for a [`Locks`](crate::Locks).
+/// [`LocksBuilder::with_prefix`](crate::LocksBuilder::with_prefix) does this for a [`Locks`](crate::Locks).
 pub struct Prefixed<B> {
     backend: B,
     prefix: String,

@@ -8,6 +8,7 @@ mod node;
 mod round;
 mod tally;
 mod vote;
+mod votes;
 mod vouching;
 mod withdrawals;
 
@@ -21,15 +22,17 @@ use crate::backend::{
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
-use crate::handles::options::{MAX_LEASE, MIN_LEASE};
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::options::{MAX_LEASE, MIN_LEASE};
 use crate::token::Token;
 pub use claim::QuorumClaim;
 pub use marks::{NodeMark, NodeSetup};
 pub(crate) use node::LendsBackend;
 use node::Member;
 pub use node::Node;
+pub use votes::QuorumVotes;
+use votes::too_few;
 use vouching::Vouching;
 pub use vouching::{LockOnNodes, QuorumInUse};
 use withdrawals::Withdrawals;
@@ -39,10 +42,10 @@ const MOST_NODES: usize = 31;
 /// How long an operator's request about the marks of one node may take.
 const ONE_NODE: Duration = Duration::from_secs(10);
 
-/// A lock that is held when a majority of independent backends says so.
+/// A lock that is held when a majority of independent backends has granted it.
 ///
 /// The nodes share nothing: five Redis masters (Redlock), three ZooKeepers, or some of each. A minority of them may be
-/// away, hang, or be slow without anybody noticing. All are asked at once, each for as long as the
+/// away, hang, or be slow without an effect on callers. All are asked at once, each for as long as the
 /// [node timeout](QuorumBuilder::with_node_timeout); a round without a majority is taken back on all of them before the
 /// answer is given, in the background where a node does not answer.
 ///
@@ -68,16 +71,16 @@ const ONE_NODE: Duration = Duration::from_secs(10);
 /// * **No fence.** The fences of the single nodes do not make one that grows: the highest of one majority may be above
 ///   the highest of the next. A majority could agree on one only by writing it back, which backends have no request
 ///   for. Where the resource needs a fence, take a backend that has one.
-/// * **A winner among many tries.** Several that try at the same moment can each get some of the nodes, and all be told
-///   that the lock is busy. Who waits tries again after a random pause.
+/// * **A winner among many tries.** Several callers that try at one moment can each get some of the nodes, and each get
+///   the answer that the lock is busy. Callers that wait try again after a random pause.
 /// * **Nodes that forget.** A node that restarts without its data, or is emptied, does not vote until it has remembered
 ///   for as long as the [longest lease](QuorumBuilder::with_longest_lease), so that no lock it forgot can still be
 ///   held. This is seen by a mark that is left on it and is lost with its data. A node that comes back with *old* data,
-///   such as a snapshot, has the mark and lacks the newest locks, which nobody can see: let nodes keep everything
+///   such as a snapshot, has the mark and lacks the newest locks, which cannot be detected: let nodes keep everything
 ///   ([durable](QuorumBuilder::with_durable_nodes)) or nothing.
-/// * **Administration** tells and frees what a majority of the nodes agrees on, if all nodes can do it. A holder that
-///   was forced to release learns of it at its next renewal, as ever; what a node that did not answer still has ends
-///   with its lease.
+/// * **Administration** shows and frees the locks on which a majority of the nodes agrees, if all nodes can do so. A
+///   holder that was forced to release learns of it at its next renewal, as ever; what a node that did not answer still
+///   has ends with its lease.
 /// * **Clocks.** As with every lease, the clocks of servers and clients must run at about the same rate.
 #[derive(Clone)]
 pub struct Quorum(Arc<QuorumShared>);
@@ -92,23 +95,6 @@ pub struct QuorumBuilder {
     durable: bool,
     name: Option<String>,
 }
-
-/// How many nodes of a [`Quorum`] took part: the [source](std::error::Error::source) of an error of the kind
-/// [`ErrorKind::QuorumNotReached`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QuorumVotes {
-    /// How many had given their vote, or said who has the lock, when it was clear that they are too few. A node that
-    /// answered that it does not vote is not counted. Of a renewal or a release, how many had confirmed it; of a
-    /// question, how many had answered.
-    pub took_part: usize,
-    /// How many have to.
-    pub needed: usize,
-    /// How many there are.
-    pub nodes: usize,
-}
-
-impl std::error::Error for QuorumVotes {}
 
 /// What the claims of a quorum share.
 struct QuorumShared {
@@ -235,8 +221,8 @@ impl Quorum {
         listed.map_err(|failure| Error::new(Operation::Inspect, failure).on(NAME))
     }
 
-    /// Returns what the marks of this quorum say of it: how many members it has, the longest lease, and a digest of the
-    /// members or the name. [`NodeMark::Foreign`] has the same of another one.
+    /// Returns the text by which the marks identify this quorum: the number of its members, the longest lease, and a
+    /// digest of the members or the name. [`NodeMark::Foreign`] has that of another quorum.
     #[must_use]
     pub fn settings(&self) -> &str {
         self.0.settings()
@@ -300,8 +286,8 @@ impl Quorum {
         self.vouch(Some(before)).await
     }
 
-    /// Vouches as [`bootstrap`](Self::bootstrap) does, and looks at nothing: whoever calls it knows that no lock is
-    /// held, or accepts that one that is held is granted a second time while its holder goes on.
+    /// Vouches as [`bootstrap`](Self::bootstrap) does, and looks at nothing: its caller knows that no lock is held, or
+    /// accepts that a lock that is held is granted a second time while its holder goes on.
     ///
     /// # Errors
     ///
@@ -336,12 +322,12 @@ impl QuorumBuilder {
         self
     }
 
-    /// Names the quorum, where processes reach the same nodes by different addresses.
+    /// Names the quorum, where processes reach its nodes by different addresses.
     ///
     /// The marks on nodes that may forget say which members and which longest lease the quorum has, and a client with
-    /// others is refused by [`ErrorKind::InvalidConfig`]: it would not need a majority of the same nodes. The members
-    /// are identified by their addresses, or by this name instead: give another one whenever the members change.
-    /// Default: no name. Nodes that are durable or keep locks by sessions have no marks, and nothing is noticed there.
+    /// others is refused by [`ErrorKind::InvalidConfig`]: it would not need a majority of these nodes. The members are
+    /// identified by their addresses, or by this name instead: give another one whenever the members change. Default:
+    /// no name. Nodes that are durable or keep locks by sessions have no marks, and nothing is noticed there.
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
@@ -361,8 +347,8 @@ impl QuorumBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`] without nodes or with more than 31, when two of them are the same server, and when
-    /// an option is outside its bounds.
+    /// [`ErrorKind::InvalidConfig`] without nodes or with more than 31, when two of them are one server, and when an
+    /// option is outside its bounds.
     pub fn build(self) -> Result<Quorum> {
         let refuse =
             |what: String| Err(Error::new(Operation::Configure, Failure::invalid_config(what)).on(NAME));
@@ -534,13 +520,6 @@ fn same_twice(nodes: &[Node]) -> Option<(usize, usize)> {
     let ids: Vec<_> = nodes.iter().map(|node| node.backend().lock_id(&key)).collect();
     let earlier = |(place, id)| ids[..place].iter().position(|of| of == id).map(|one| (one + 1, place + 1));
     ids.iter().enumerate().find_map(earlier)
-}
-
-/// No majority: what each of the others said.
-fn too_few(members: &[Arc<Member>], took_part: usize, failures: Vec<(usize, Failure)>) -> Failure {
-    let said: Vec<_> = failures.iter().map(|(place, failure)| members[*place].says(failure)).collect();
-    let votes = QuorumVotes { took_part, needed: members.len() / 2 + 1, nodes: members.len() };
-    Failure::new(ErrorKind::QuorumNotReached, said.join("; ")).with_source(votes)
 }
 
 impl fmt::Debug for Quorum {

@@ -34,12 +34,11 @@ use crate::engine::hold::{Condition, Hold};
 use crate::engine::pending::Pending;
 use crate::engine::refusals::Refusals;
 use crate::engine::share::Share;
-use crate::engine::tasks::Tasks;
 use crate::engine::wait_queue::{Ticket, Turn};
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::handles::options::Wait;
 use crate::holder::Holder;
+use crate::options::Wait;
 use crate::telemetry::AcquireSpan;
 
 /// How often all of many are tried for before they are taken one after the other.
@@ -299,7 +298,9 @@ impl<'a> Acquire<'a> {
                     }
                     // Boxed: an acquire that does not wait needs no memory for it.
                     let may_ask = Box::pin(async {
-                        self.let_real_time_pass().await;
+                        if self.virtual_time {
+                            engine.finish_background().await;
+                        }
                         self.wait_for_change(retry_after, line.as_ref().map(|(_, ticket)| ticket)).await
                     });
                     if !may_ask.await? {
@@ -502,22 +503,6 @@ impl<'a> Acquire<'a> {
     fn turn_to(&mut self, place: usize) {
         self.place = place;
         self.span.turn_to(&self.specs[place].key);
-    }
-
-    /// With tokio's clock paused, a test's hours pass in no time, and the keeper's thread, which is outside of that,
-    /// seems to be hours late. It is given the time to finish what it was sent.
-    async fn let_real_time_pass(&mut self) {
-        let registry = &self.engine.registry;
-        if !self.virtual_time || registry.activity.in_background() == 0 {
-            return;
-        }
-        let Tasks::Thread(keeper) = &registry.tasks else { return };
-        let (keeper, activity) = (keeper.runtime().clone(), Arc::clone(&registry.activity));
-        let finish = move || {
-            keeper.block_on(async { tokio::time::timeout(Duration::from_secs(1), activity.quiet()).await })
-        };
-        // While a blocking task runs, a paused clock does not go on.
-        let _ = tokio::task::spawn_blocking(finish).await;
     }
 
     /// Waits until another attempt may be worth while, or the time is up: when the lock was released, the backend

@@ -23,7 +23,7 @@
 //! overloaded runtime, all have twice the time that these took: it is not kept busy with beginning anew.
 
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
@@ -31,12 +31,12 @@ use slab::Slab;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::engine::tasks::Task;
-use crate::engine::timer::Timers;
 use crate::error::Error;
 use crate::guarded::{drop_guarded, wake};
+use crate::runtime::tasks::Task;
+use crate::runtime::timer::Timers;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Telemetry;
 
 /// How often the keeper looks for acquires that were woken and not polled.
@@ -149,7 +149,7 @@ impl<T: 'static> Listed<T> {
     ) -> Poll<Result<T, Error>> {
         let waker = context.waker().clone();
         let (before, acquire, leaves) = {
-            let mut inner = self.slot.inner();
+            let mut inner = self.slot.inner.lock();
             let looks = std::mem::take(&mut inner.looks);
             if self.slot.woken.swap(false, Ordering::SeqCst) {
                 self.attendance.polled_after(looks);
@@ -167,7 +167,7 @@ impl<T: 'static> Listed<T> {
         };
         let taken = acquire.as_mut().poll(&mut Context::from_waker(&self.waker));
         if taken.is_pending() {
-            self.slot.inner().acquire = Some(acquire);
+            self.slot.inner.lock().acquire = Some(acquire);
         }
         taken
     }
@@ -177,7 +177,7 @@ impl<T: 'static> Drop for Listed<T> {
     fn drop(&mut self) {
         let slot = self.attendance.unlist(self.place);
         let (acquire, waker) = {
-            let mut inner = self.slot.inner();
+            let mut inner = self.slot.inner.lock();
             (inner.acquire.take(), inner.waker.take())
         };
         // What the acquire waits for may keep the waker, and with it the slot.
@@ -187,13 +187,9 @@ impl<T: 'static> Drop for Listed<T> {
 }
 
 impl<T> Slot<T> {
-    fn inner(&self) -> MutexGuard<'_, Inner<T>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wake_caller(&self) {
         let waker = {
-            let mut inner = self.inner();
+            let mut inner = self.inner.lock();
             self.woken.store(true, Ordering::SeqCst);
             inner.waker.take()
         };
@@ -232,7 +228,7 @@ impl<T> Attend for Slot<T> {
             return false;
         }
         let acquire = {
-            let mut inner = self.inner();
+            let mut inner = self.inner.lock();
             if !self.woken.load(Ordering::SeqCst) {
                 return false;
             }
@@ -246,7 +242,7 @@ impl<T> Attend for Slot<T> {
         };
         drop_guarded(acquire);
         let waker = {
-            let mut inner = self.inner();
+            let mut inner = self.inner.lock();
             inner.leaves = false;
             inner.waker.take()
         };
@@ -287,10 +283,6 @@ impl Attendance {
         Arc::new(Self { acquires: Mutex::default(), watched, pends, late, keeper, telemetry, timers })
     }
 
-    fn acquires(&self) -> MutexGuard<'_, Slab<Arc<dyn Attend>>> {
-        self.acquires.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One that was woken is polled, after so many looks.
     fn polled_after(&self, looks: u32) {
         let before = self.late.load(Ordering::Relaxed);
@@ -307,7 +299,7 @@ impl Attendance {
 
     /// Lists an acquire, and has the keeper look unless it does.
     fn list(self: &Arc<Self>, acquire: Arc<dyn Attend>) -> usize {
-        let place = self.acquires().insert(acquire);
+        let place = self.acquires.lock().insert(acquire);
         if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
             // When the keeper is dead, it has said so, and nothing is granted any more.
             let _ = self.keeper.send(Box::pin(watch(Arc::downgrade(self))));
@@ -316,7 +308,7 @@ impl Attendance {
     }
 
     fn unlist(&self, place: usize) -> Option<Arc<dyn Attend>> {
-        let mut acquires = self.acquires();
+        let mut acquires = self.acquires.lock();
         let acquire = acquires.try_remove(place);
         if acquires.is_empty() && acquires.capacity() > KEPT {
             *acquires = Slab::new();
@@ -328,7 +320,7 @@ impl Attendance {
     /// any are listed.
     fn look(&self) -> bool {
         let (found, are_some) = {
-            let acquires = self.acquires();
+            let acquires = self.acquires.lock();
             let listed = acquires.iter().map(|(_, acquire)| acquire);
             let found = listed.filter(|acquire| acquire.wants_a_look()).map(Arc::clone);
             (found.collect::<Vec<_>>(), !acquires.is_empty())
@@ -354,7 +346,7 @@ async fn watch(attendance: Weak<Attendance>) {
         }
         attendance.watched.store(false, Ordering::SeqCst);
         // An acquire that was listed meanwhile counted on this.
-        if attendance.acquires().is_empty() || attendance.watched.swap(true, Ordering::SeqCst) {
+        if attendance.acquires.lock().is_empty() || attendance.watched.swap(true, Ordering::SeqCst) {
             return;
         }
     }

@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 
 use crate::backend::dynamic::DynClaim;
+use crate::backend::requirement::check_handing_over;
 use crate::backend::{Backoff, Withdrawal};
 use crate::baton::Baton;
 use crate::clock::Timestamp;
@@ -25,8 +26,7 @@ use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
 use crate::engine::hold::{Carriage, Hold, Uncarried};
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::handles::options::{MAX_LEASE, MIN_LEASE};
-use crate::handles::requirement::check_handing_over;
+use crate::options::{MAX_LEASE, MIN_LEASE};
 use crate::telemetry::Spanned;
 
 /// Hands `holds` over, all or none, and returns a baton for each. The keys stay taken for `at_most`, by default for the

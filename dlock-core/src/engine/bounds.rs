@@ -14,8 +14,8 @@ use crate::backend::RequestClock;
 use crate::backend::dynamic::DynClaim;
 use crate::backend::request_clock::{RequestStage, UNSENT};
 use crate::clock::{Clock, Timestamp};
-use crate::engine::timer::Timers;
 use crate::error::Failure;
+use crate::runtime::timer::Timers;
 
 /// The bounds of one request.
 pub(super) struct RequestBounds<'a> {

@@ -8,13 +8,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::requirement::{Requirement, check};
 use crate::backend::{Backoff, Mode, Renewed};
 use crate::clock::Timestamp;
 use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::refusals::Refusals;
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::handles::requirement::{Requirement, check};
 use crate::sync::atomic::Ordering;
 use crate::telemetry::Loss;
 

@@ -18,8 +18,8 @@ use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::guarded::wake_all;
-use crate::handles::options::{Role, margin};
 use crate::key::Key;
+use crate::options::{Role, margin};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::{Loss, Site, Subject, Trace};
@@ -207,7 +207,7 @@ impl Hold {
             claim: Mutex::new(ClaimPlace::Lent),
         });
         claim.granted(Signal::new(&hold));
-        *hold.claim_place() = ClaimPlace::Here(claim);
+        *hold.claim.lock() = ClaimPlace::Here(claim);
         hold
     }
 

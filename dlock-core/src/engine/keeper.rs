@@ -18,9 +18,9 @@ use crate::engine::bounds::RequestBounds;
 use crate::engine::cleanup::give_up;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::registry::{DueWork, HoldRegistry};
-use crate::engine::tasks::{Task, Tasks};
 use crate::engine::tenure::HandoffLimits;
 use crate::guarded::Panicked;
+use crate::runtime::tasks::{Task, Tasks};
 use crate::telemetry::{Loss, Spanned, Telemetry};
 
 /// Builds an engine, with a keeper of its own that runs on `tasks`.

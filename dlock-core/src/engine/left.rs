@@ -2,13 +2,13 @@
 //! own for somebody else's.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
 use crate::guarded::wake_all;
 use crate::key::Key;
-use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::sync::{Mutex, Notify};
 
 /// A map that had more keys than this gives its memory back when all are withdrawn.
 const KEPT: usize = 1_024;
@@ -21,12 +21,8 @@ pub(crate) struct LeftClaims {
 }
 
 impl LeftClaims {
-    fn keys(&self) -> MutexGuard<'_, HashMap<Key, usize, RandomState>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn has(&self, key: &Key) -> bool {
-        self.keys().contains_key(key)
+        self.keys.lock().contains_key(key)
     }
 
     /// Resolves when there are none of `key`.
@@ -49,7 +45,7 @@ pub(super) struct LeftClaim {
 
 impl LeftClaim {
     pub(super) fn new(all: &Arc<LeftClaims>, key: &Key) -> Self {
-        *all.keys().entry(key.clone()).or_default() += 1;
+        *all.keys.lock().entry(key.clone()).or_default() += 1;
         Self { all: Arc::clone(all), key: key.clone() }
     }
 }
@@ -57,7 +53,7 @@ impl LeftClaim {
 impl Drop for LeftClaim {
     fn drop(&mut self) {
         {
-            let mut keys = self.all.keys();
+            let mut keys = self.all.keys.lock();
             if let Some(count) = keys.get_mut(&self.key) {
                 *count -= 1;
                 if *count == 0 {

@@ -8,6 +8,7 @@ pub(crate) mod bounds;
 pub(crate) mod cleanup;
 pub(crate) mod downgrade;
 pub(crate) mod handoff;
+pub(crate) mod held_locks;
 pub(crate) mod hold;
 pub(crate) mod keeper;
 pub(crate) mod left;
@@ -20,10 +21,7 @@ pub mod scenarios;
 pub(crate) mod scope;
 pub(crate) mod share;
 pub(crate) mod shutdown;
-pub mod tasks;
 pub(crate) mod tenure;
-pub(crate) mod threads;
-pub(crate) mod timer;
 pub(crate) mod wait_queue;
 
 use std::fmt;
@@ -41,15 +39,16 @@ use crate::engine::attended::Attendance;
 use crate::engine::bounds::RoundTrip;
 use crate::engine::left::LeftClaims;
 use crate::engine::registry::HoldRegistry;
-use crate::engine::tasks::{Task, Tasks};
 use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
-use crate::engine::timer::Timers;
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guarded::{guard, with_guarded_wakes};
-use crate::handles::options::{Options, Role};
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
+use crate::options::{Options, Role};
+use crate::runtime::tasks::{Task, Tasks};
+use crate::runtime::threads;
+use crate::runtime::timer::{self, Timers};
 use crate::telemetry::{Site, Subject, Telemetry};
 
 /// One backend with everything that is going on with it in this process.
@@ -174,6 +173,22 @@ impl Engine {
             return future.await;
         }
         with_guarded_wakes(future).await
+    }
+
+    /// Waits, in real time, until the keeper's thread has finished what it was sent, at most a second. Where tokio's
+    /// clock is paused a test's hours pass in no time, and that thread, which is outside of it, seems to be hours late.
+    pub(super) async fn finish_background(&self) {
+        let activity = &self.registry.activity;
+        let Tasks::Thread(keeper) = &self.registry.tasks else { return };
+        if activity.in_background() == 0 {
+            return;
+        }
+        let (keeper, activity) = (keeper.runtime().clone(), Arc::clone(activity));
+        let finish = move || {
+            keeper.block_on(async { tokio::time::timeout(Duration::from_secs(1), activity.quiet()).await })
+        };
+        // While a blocking task runs, a paused clock does not go on.
+        let _ = tokio::task::spawn_blocking(finish).await;
     }
 
     /// Makes a request that needs no claim, wherever the caller is, and waits up to `limit` for its answer.

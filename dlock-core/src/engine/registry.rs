@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::AtomicU64 as PlainU64;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -12,12 +12,12 @@ use tokio::sync::futures::Notified;
 use crate::clock::{Clock, Timestamp};
 use crate::engine::activity::Activity;
 use crate::engine::hold::Hold;
-use crate::engine::tasks::Tasks;
 use crate::error::{ErrorKind, Failure};
 use crate::guarded::wake_all;
 use crate::key::Key;
+use crate::runtime::tasks::Tasks;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::sync::{Mutex, Notify};
 use crate::telemetry::{Loss, Stats, Telemetry};
 
 /// What is held, and what is under way.
@@ -153,15 +153,11 @@ impl HoldRegistry {
         }
     }
 
-    fn holds(&self) -> MutexGuard<'_, HoldIndex> {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Lists a hold for renewal.
     pub(crate) fn list(&self, hold: &Arc<Hold>) {
         let due = hold.due_at();
         {
-            let mut holds = self.holds();
+            let mut holds = self.holds.lock();
             holds.last_number += 1;
             let number = holds.last_number;
             hold.listing.number.store(number, Ordering::Relaxed);
@@ -189,7 +185,7 @@ impl HoldRegistry {
     pub(super) fn replan(&self, hold: &Hold) {
         let at = hold.due_at();
         let is_earlier = {
-            let mut holds = self.holds();
+            let mut holds = self.holds.lock();
             let is_earlier = hold.listing.place().is_some_and(|(due, _)| at < due);
             // One that is due later than before is looked at once for nothing, which is cheaper than to move it each
             // time.
@@ -206,7 +202,7 @@ impl HoldRegistry {
     /// Ends what `list` began, once. `lost` tells what the hold was worth at its end.
     pub(super) fn unlist(&self, hold: &Hold, lost: bool, now: Timestamp) {
         let listed = {
-            let mut holds = self.holds();
+            let mut holds = self.holds.lock();
             let Some(place) = hold.listing.place() else { return };
             hold.listing.number.store(0, Ordering::Relaxed);
             holds.count_out(hold);
@@ -222,13 +218,13 @@ impl HoldRegistry {
     /// A hold was lost: its key is not held here by it any more.
     pub(super) fn note_lost(&self, hold: &Hold) {
         if hold.listing.counted.load(Ordering::SeqCst) {
-            self.holds().count_out(hold);
+            self.holds.lock().count_out(hold);
         }
     }
 
     /// Whether `key` is held here and was not lost, so that nobody has to ask for it.
     pub(crate) fn holds_key(&self, key: &Key) -> bool {
-        self.holds().keys.contains_key(key)
+        self.holds.lock().keys.contains_key(key)
     }
 
     /// Looks at what is due, and ends what has run out.
@@ -244,7 +240,7 @@ impl HoldRegistry {
             hold.condition();
         }
         ended.retain(|hold| hold.overdue_at() <= now);
-        let first = self.holds().due.first_key_value().map(|((at, _), _)| *at);
+        let first = self.holds.lock().due.first_key_value().map(|((at, _), _)| *at);
         let next = first.map_or(idle, |first| idle.min(first));
         let planned = self.next_look.fetch_min(next.as_nanos(), Ordering::AcqRel);
         DueWork { due, overdue: ended, next: next.min(Timestamp::from_nanos(planned)) }
@@ -252,7 +248,7 @@ impl HoldRegistry {
 
     /// Looks at up to [`BATCH`] holds, and returns at how many.
     fn look_at_some(&self, now: Timestamp, due: &mut Vec<Arc<Hold>>, ended: &mut Vec<Arc<Hold>>) -> usize {
-        let mut holds = self.holds();
+        let mut holds = self.holds.lock();
         for seen in 0..BATCH {
             let Some((&(at, _), hold)) = holds.due.first_key_value() else { return seen };
             let hold = Arc::clone(hold);
@@ -292,7 +288,7 @@ impl HoldRegistry {
             let mut seen = 0;
             // In steps, so that acquires and releases get their turn.
             for (place, hold) in
-                self.holds().due.range((after.map_or(Unbounded, Excluded), Unbounded)).take(BATCH)
+                self.holds.lock().due.range((after.map_or(Unbounded, Excluded), Unbounded)).take(BATCH)
             {
                 oldest = oldest.max(hold.renewal_overdue(now));
                 (after, seen) = (Some(*place), seen + 1);
@@ -310,7 +306,7 @@ impl HoldRegistry {
     }
 
     pub(crate) fn held(&self) -> Vec<Arc<Hold>> {
-        self.holds().due.values().map(Arc::clone).collect()
+        self.holds.lock().due.values().map(Arc::clone).collect()
     }
 
     /// Refuses acquires from now on, and ends those that wait.
@@ -332,7 +328,7 @@ impl HoldRegistry {
 
     /// Returns how many holds there have been.
     pub(super) fn listed_so_far(&self) -> u64 {
-        self.holds().last_number
+        self.holds.lock().last_number
     }
 
     /// Refuses acquires from now on, and ends those that wait, but for those of bodies that run under a lock of these.
@@ -382,11 +378,11 @@ impl HoldRegistry {
 
     /// Resolves when nothing is held, being acquired or being released, and nothing goes on in the background.
     pub(crate) async fn settled(&self) {
-        self.activity.settled(|| self.holds().due.is_empty()).await;
+        self.activity.settled(|| self.holds.lock().due.is_empty()).await;
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.telemetry.stats(self.holds().due.len(), self.activity.in_background())
+        self.telemetry.stats(self.holds.lock().due.len(), self.activity.in_background())
     }
 }
 
@@ -395,7 +391,7 @@ mod tests {
     use super::*;
     use crate::backend::{Grant, Validity};
     use crate::engine::{Engine, Spec};
-    use crate::handles::options::Options;
+    use crate::options::Options;
     use crate::telemetry::Site;
     use crate::{Locks, ManualClock, Memory};
 
@@ -464,6 +460,6 @@ mod tests {
         registry.list(&lost);
         assert!(!registry.holds_key(&key));
         lost.close();
-        assert!(registry.holds().keys.is_empty() && registry.holds().due.is_empty());
+        assert!(registry.holds.lock().keys.is_empty() && registry.holds.lock().due.is_empty());
     }
 }

@@ -7,7 +7,7 @@ use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use foldhash::fast::RandomState;
@@ -18,15 +18,16 @@ use tokio::task::futures::TaskLocalFuture;
 
 use crate::backend::{LockId, Mode};
 use crate::engine::cleanup::give_up;
+use crate::engine::held_locks::HeldLocks;
 use crate::engine::hold::{Condition, Hold, ShareKind};
 use crate::engine::registry::HoldRegistry;
 use crate::engine::share::Share;
 use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guarded::guard;
-use crate::handles::held::Held;
-use crate::handles::options::Options;
 use crate::key::Key;
+use crate::options::Options;
+use crate::sync::plain::Mutex;
 
 tokio::task_local! {
     static SCOPE: Scope;
@@ -56,7 +57,7 @@ enum ScopeKind {
 /// A body that runs.
 struct Body {
     /// A lock, or several; none where it runs unlocked on purpose.
-    held: Held,
+    held: HeldLocks,
     /// How deep it is nested in bodies under the same.
     depth: u32,
     /// It was the first to enter its only hold, and no owner is around it: the hold itself counts the guards that are
@@ -92,7 +93,7 @@ impl Scope {
     }
 
     /// The scope of a body under these. Bodies under one lock that are nested are distinguished by their depth.
-    pub(crate) fn of_body(held: Held) -> Self {
+    pub(crate) fn of_body(held: HeldLocks) -> Self {
         let around = current();
         let depths =
             around.iter().flat_map(|around| held.holds().iter().filter_map(|hold| around.depth_of(hold)));
@@ -110,7 +111,7 @@ impl Scope {
     /// The scope of a task that takes this one along. Tasks that follow each other make no chain.
     fn of_task(self) -> Self {
         let parent = match &self.0.kind {
-            ScopeKind::Task if self.0.by_hand().is_empty() => self.0.parent.clone(),
+            ScopeKind::Task if self.0.by_hand.lock().is_empty() => self.0.parent.clone(),
             _ => Some(self),
         };
         Self::child(parent, ScopeKind::Task)
@@ -137,7 +138,7 @@ impl Scope {
             ScopeKind::Body(body) => body.held.holds().iter().rev().find_map(&mut visit),
             ScopeKind::Owner(_) | ScopeKind::Task => {
                 let holds: Vec<_> =
-                    node.by_hand().values().filter_map(|by_hand| by_hand.hold.upgrade()).collect();
+                    node.by_hand.lock().values().filter_map(|by_hand| by_hand.hold.upgrade()).collect();
                 holds.iter().find_map(&mut visit)
             }
         })
@@ -167,7 +168,7 @@ impl Scope {
             }
             ScopeKind::Owner(_) | ScopeKind::Task => {
                 let (hold, guards) = {
-                    let by_hand = node.by_hand();
+                    let by_hand = node.by_hand.lock();
                     let by_hand = by_hand.get(&(address(engine), key.clone()))?;
                     (by_hand.hold.upgrade()?, by_hand.guards)
                 };
@@ -194,13 +195,9 @@ impl Scope {
 }
 
 impl ScopeNode {
-    fn by_hand(&self) -> MutexGuard<'_, HashMap<(usize, Key), ByHand, RandomState>> {
-        self.by_hand.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One more guard of this hold was taken by hand here. How many there are.
     fn note(&self, hold: &Arc<Hold>) -> u32 {
-        let mut by_hand = self.by_hand();
+        let mut by_hand = self.by_hand.lock();
         let entry = by_hand
             .entry((address(&hold.engine), hold.key.clone()))
             .or_insert_with(|| ByHand { hold: Arc::downgrade(hold), guards: 0 });
@@ -212,13 +209,9 @@ impl ScopeNode {
         entry.guards
     }
 
-    fn further(&self) -> MutexGuard<'_, SmallVec<[(usize, u32); 1]>> {
-        self.further.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One more guard of this hold, which a body has, was taken by hand here. How many there are.
     fn count(&self, hold: usize) -> u32 {
-        let mut further = self.further();
+        let mut further = self.further.lock();
         if let Some((_, guards)) = further.iter_mut().find(|(other, _)| *other == hold) {
             *guards += 1;
             return *guards;
@@ -229,7 +222,7 @@ impl ScopeNode {
 
     /// A guard that was counted is gone.
     fn uncount(&self, hold: usize) {
-        let mut further = self.further();
+        let mut further = self.further.lock();
         if let Some(place) = further.iter().position(|(other, _)| *other == hold) {
             further[place].1 -= 1;
             if further[place].1 == 0 {
@@ -240,7 +233,7 @@ impl ScopeNode {
 
     /// A guard of this hold is gone.
     fn forget(&self, hold: &Arc<Hold>) {
-        let mut by_hand = self.by_hand();
+        let mut by_hand = self.by_hand.lock();
         let key = (address(&hold.engine), hold.key.clone());
         if let Some(entry) = by_hand.get_mut(&key)
             && entry.hold.as_ptr() == Arc::as_ptr(hold)
@@ -470,9 +463,8 @@ pub(crate) fn note(share: &mut Share, max_depth: u32) -> Result<Option<Box<Noted
     if guards > max_depth { Err(too_deep(share.hold(), guards - 1)) } else { Ok(noted) }
 }
 
-/// Returns the view of the innermost body that runs under a lock here; `None` outside any.
-#[must_use]
-pub fn current_hold() -> Option<Held> {
+/// Returns what the innermost body here runs under; `None` outside any.
+pub(crate) fn innermost() -> Option<HeldLocks> {
     let innermost = |scope: &Scope| {
         scope.nodes().find_map(|node| match &node.kind {
             ScopeKind::Body(body) => Some(body.held.clone()),

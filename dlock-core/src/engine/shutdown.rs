@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use crate::engine::Engine;
 use crate::engine::cleanup::give_up;
+use crate::engine::{Engine, threads};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::telemetry::Loss;
 
@@ -20,13 +20,27 @@ pub(crate) async fn drain(engine: &Arc<Engine>, timeout: Duration) -> Result<(),
 
 async fn until_drained(engine: Arc<Engine>, timeout: Duration) -> Result<(), Error> {
     engine.registry.drain();
-    if engine.timers.within(timeout, engine.registry.settled()).await.is_some() {
+    if settles(&engine, timeout).await {
         return Ok(());
     }
     let held = engine.registry.stats().held;
     let what =
         format!("{held} locks are still held after {timeout:?}; shut down to take them from their bodies");
     Err(engine.error(Operation::Shutdown, Failure::new(ErrorKind::TimedOut, what)))
+}
+
+/// Waits, at most for so long, until nothing is held and nothing goes on in the background. Returns whether that is so.
+async fn settles(engine: &Engine, limit: Duration) -> bool {
+    let settled = || engine.registry.settled();
+    if !(engine.capabilities.in_process && threads::is_time_virtual()) {
+        return engine.timers.within(limit, settled()).await.is_some();
+    }
+    engine.finish_background().await;
+    if engine.timers.within(limit, settled()).await.is_none() {
+        // Of what was held, the release may have begun just now.
+        engine.finish_background().await;
+    }
+    engine.timers.within(Duration::ZERO, settled()).await.is_some()
 }
 
 /// See [`Locks::drain_all`](crate::Locks::drain_all).
@@ -57,12 +71,12 @@ pub(crate) async fn shut_down(engine: Arc<Engine>, timeout: Duration) -> Result<
     for hold in registry.held() {
         hold.lose_by(Loss::Shutdown);
     }
-    let mut settled = engine.timers.within(timeout / 2, registry.settled()).await.is_some();
+    let mut settled = settles(&engine, timeout / 2).await;
     if !settled {
         for hold in registry.held() {
             give_up(&hold);
         }
-        settled = engine.timers.within(timeout / 10 * 4, registry.settled()).await.is_some();
+        settled = settles(&engine, timeout / 10 * 4).await;
     }
     // The process may end before the keeper does it.
     registry.telemetry.tell_untold();

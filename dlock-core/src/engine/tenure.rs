@@ -12,7 +12,6 @@
 //! and of the pauses of a process that finds the lock free after each of them, some are longer.
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -21,8 +20,8 @@ use tokio::time::Instant;
 use crate::clock::Timestamp;
 use crate::error::Failure;
 use crate::key::Key;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 
 /// How many fences are reserved at once at most, where nobody else was seen to wait. The time of a tenure bounds what
 /// others wait.
@@ -153,7 +152,7 @@ impl Tenures {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut RecentKeys) -> T) -> T {
-        let mut recent: MutexGuard<'_, _> = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.recent.lock();
         let result = change(&mut recent);
         self.count.store(recent.keys.len(), Ordering::SeqCst);
         result

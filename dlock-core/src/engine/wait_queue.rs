@@ -17,7 +17,6 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::BuildHasher;
-use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -27,9 +26,9 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use crate::backend::Backoff;
-use crate::engine::timer::Timers;
 use crate::guarded::{drop_guarded, wake};
 use crate::key::Key;
+use crate::runtime::timer::Timers;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Waiters;
@@ -154,7 +153,7 @@ impl WaitQueue {
     }
 
     fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
-        self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[number].lock()
     }
 
     /// Whether somebody waits for `key`.

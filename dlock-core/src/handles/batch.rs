@@ -13,8 +13,8 @@ use crate::engine::{Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::guarded::guard;
 use crate::handles::lock::Lock;
-use crate::handles::options::{OnLost, Options, Wait};
 use crate::key::Key;
+use crate::options::{OnLost, Options, Wait};
 pub use guard::BatchGuard;
 pub use keys::{BatchKey, KeyInMode, read, write};
 

@@ -5,6 +5,7 @@ use std::future::IntoFuture;
 use std::pin::Pin;
 use std::time::Duration;
 
+use crate::backend::requirement::check_takes_over;
 use crate::baton::Baton;
 use crate::engine::baton::hand_over;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
@@ -13,7 +14,6 @@ use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::handles::locks::Locks;
-use crate::handles::requirement::check_takes_over;
 use crate::handles::semaphore::Semaphore;
 
 /// A lock that is about to be handed over: to be awaited. See [`Guard::hand_over`].
@@ -347,7 +347,7 @@ mod tests {
     use super::*;
     use crate::backend::{Attempt, Mode};
     use crate::engine::Spec;
-    use crate::handles::options::Options;
+    use crate::options::Options;
     use crate::telemetry::Site;
     use crate::{Key, ManualClock, Memory, Token};
 

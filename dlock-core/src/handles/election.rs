@@ -3,6 +3,7 @@
 mod campaign;
 mod eligibility;
 mod observing;
+pub(super) mod pacing;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +11,9 @@ use std::time::Duration;
 pub use self::campaign::{Campaign, Term};
 pub use self::eligibility::Eligibility;
 pub use self::observing::{Leader, LeaderChanges};
-use crate::backend::sleep;
 use crate::engine::Engine;
 use crate::error::{Failure, Operation, Result};
 use crate::handles::lock::Lock;
-
-/// How long a candidate lets those of the next better priority go first.
-const STEP: Duration = Duration::from_secs(1);
-const LAST_PRIORITY: u8 = 60;
 
 /// An election: of the processes that stand for it, one leads at a time. Made by
 /// [`Locks::election`](crate::Locks::election). A value; nothing is asked for before a [campaign](Self::campaign).
@@ -154,10 +150,4 @@ impl Election {
     fn refuse(&self, what: String) -> crate::error::Error {
         self.lock.error(Operation::Configure, Failure::invalid_config(what))
     }
-}
-
-/// Waits, whatever the caller's runtime is.
-pub(super) async fn pause(engine: &Engine, length: Duration) {
-    // Without a keeper's thread nothing is left to wait for, and the next step says so.
-    let _ = engine.run(sleep(length)).await;
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use crate::engine::held_locks::HeldLocks;
 use crate::engine::hold::{Condition, Hold};
+use crate::engine::scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
 
@@ -28,12 +30,10 @@ pub enum Ended {
 #[derive(Clone)]
 pub struct Held(HeldLocks);
 
-#[derive(Clone)]
-enum HeldLocks {
-    /// For a body that runs without the lock, because that was asked for.
-    None,
-    One(Arc<Hold>),
-    All(Arc<[Arc<Hold>]>),
+/// Returns the view of the innermost body that runs under a lock here; `None` outside any.
+#[must_use]
+pub fn current_hold() -> Option<Held> {
+    scope::innermost().map(Held)
 }
 
 impl Held {
@@ -49,13 +49,14 @@ impl Held {
         Self(HeldLocks::All(holds.into_iter().collect()))
     }
 
+    /// Returns the holds, for the scope of a body.
+    pub(super) fn locks(&self) -> HeldLocks {
+        self.0.clone()
+    }
+
     /// In the order in which they were taken.
     pub(crate) fn holds(&self) -> &[Arc<Hold>] {
-        match &self.0 {
-            HeldLocks::None => &[],
-            HeldLocks::One(hold) => std::slice::from_ref(hold),
-            HeldLocks::All(holds) => holds,
-        }
+        self.0.holds()
     }
 
     fn only(&self) -> Option<&Arc<Hold>> {

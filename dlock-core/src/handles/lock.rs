@@ -5,14 +5,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::backend::Mode;
+use crate::backend::requirement;
 use crate::engine::acquire::{Shares, Start, begin, only_share};
 use crate::engine::attended::Attended;
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
-use crate::handles::options::{OnLost, Options, Role, Wait, option_setters};
-use crate::handles::requirement;
 use crate::key::Key;
+use crate::options::{OnLost, Options, Role, Wait, option_setters};
 use crate::telemetry::Site;
 use crate::token::Token;
 

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::dynamic::{DynBackend, Erased};
+use crate::backend::requirement::{self, Requirement};
 use crate::backend::{Backend, Capabilities, Entropy};
 use crate::backends::prefix::Prefixed;
 use crate::backends::quorum::{self, LendsBackend, Node};
 use crate::engine::scope::Scope;
-use crate::engine::tasks::{Spawn, Tasks};
 use crate::engine::tenure::HandoffLimits;
 use crate::engine::{Engine, keeper, shutdown};
 use crate::error::{Error, Failure, Operation, Result};
@@ -23,12 +23,12 @@ use crate::handles::batch::{Batch, BatchKey};
 use crate::handles::election::Election;
 use crate::handles::lock::Lock;
 use crate::handles::once::Once;
-use crate::handles::options::{Options, option_setters};
-use crate::handles::requirement::{self, Requirement};
 use crate::handles::segment::Segmented;
 use crate::handles::semaphore::Semaphore;
 use crate::holder::Holder;
 use crate::key::Key;
+use crate::options::{Options, option_setters};
+use crate::runtime::tasks::{Spawn, Tasks};
 use crate::telemetry::{Meter, Stats, Telemetry};
 use crate::template;
 

@@ -8,8 +8,6 @@ pub(crate) mod held;
 pub(crate) mod lock;
 pub(crate) mod locks;
 pub(crate) mod once;
-pub(crate) mod options;
-pub(crate) mod requirement;
 pub(crate) mod section;
 pub(crate) mod segment;
 pub(crate) mod semaphore;

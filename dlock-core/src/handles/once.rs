@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use crate::engine::Engine;
 use crate::engine::refusals::Refusals;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
-use crate::handles::election::pause;
+use crate::handles::election::pacing::pause;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
-use crate::handles::options::{MAX_HOLD, MAX_LEASE, MIN_HOLD_AT_LEAST, MIN_LEASE, Options, Wait};
 use crate::holder::Holder;
+use crate::options::{MAX_HOLD, MAX_LEASE, MIN_HOLD_AT_LEAST, MIN_LEASE, Options, Wait};
 
 /// How long who waits for another one's run pauses between two looks: from, to.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));

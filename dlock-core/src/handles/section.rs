@@ -12,7 +12,7 @@ use crate::handles::batch::{Batch, BatchGuard};
 use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
-use crate::handles::options::OnLost;
+use crate::options::OnLost;
 use crate::telemetry::{Span, Telemetry};
 
 /// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`], [`Batch::run`] and the attribute are
@@ -368,7 +368,7 @@ impl Running {
             telemetry.body_started(hold.subject(), held.holds().len(), held.fence())
         });
         let ends = !held.holds().is_empty() && on_lost == OnLost::Abort;
-        Self { scope: Scope::of_body(held.clone()), held, span, ends, lost: None }
+        Self { scope: Scope::of_body(held.locks()), held, span, ends, lost: None }
     }
 
     /// Ready when the body has returned, or is not to go on because a lock was lost; says whether it was lost.

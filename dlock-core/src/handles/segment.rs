@@ -9,9 +9,9 @@ use crate::engine::scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
-use crate::handles::options::Wait;
 use crate::handles::section::Section;
 use crate::key::Key;
+use crate::options::Wait;
 
 /// How long to wait for one segment before it is looked whether another is free: at first, and at the most.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));

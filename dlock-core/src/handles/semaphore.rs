@@ -7,8 +7,8 @@ use crate::error::{Operation, Result};
 use crate::handles::guard::Guard;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
-use crate::handles::options::{OnLost, Wait};
 use crate::handles::section::Section;
+use crate::options::{OnLost, Wait};
 
 /// A semaphore: so many permits for all processes together, of which each [acquire](Self::acquire) takes one, or
 /// [several](Self::take). Made by [`Locks::semaphore`](crate::Locks::semaphore). A value; nothing is taken before.

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 pub(crate) use opentelemetry::metrics::Meter;
@@ -12,9 +12,10 @@ use smallvec::SmallVec;
 
 use super::subject::{acquire_outcome, db_system};
 use super::{Loss, Site, spans};
-use crate::backend::ServerAddress;
 use crate::error::ErrorKind;
 use crate::guarded::{guard, tell};
+use crate::server_address::ServerAddress;
+use crate::sync::plain::Mutex;
 
 /// Upper bounds of the buckets of durations, in seconds: 100 µs to 10 min.
 const SECONDS: [f64; 21] = [
@@ -320,7 +321,7 @@ struct Store {
 fn kept(server: &ServerAddress) -> &'static ServerAddress {
     static ALL: LazyLock<Mutex<HashSet<&'static ServerAddress>>> = LazyLock::new(Mutex::default);
 
-    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = ALL.lock();
     if let Some(known) = all.get(server) {
         return known;
     }
@@ -356,7 +357,7 @@ impl Labels {
         {
             return labels;
         }
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = ALL.lock();
         let labels = *all.entry(name).or_insert_with(|| Box::leak(Box::new(Self::new(store, site))));
         drop(all);
         // A thread that ends has none any more.

@@ -43,7 +43,7 @@ use outage::{EVERY, Outage, OutageReport, SOON};
 #[cfg(feature = "otel")]
 use reach::Reach;
 pub(crate) use span::{Span, Spanned};
-pub(crate) use subject::{LEADER, Site, Subject, Waiters};
+pub(crate) use subject::{Site, Subject, Waiters};
 #[cfg(feature = "otel")]
 use trace::Holders;
 #[cfg(feature = "otel")]
@@ -51,10 +51,10 @@ pub(crate) use trace::Trace;
 
 use tokio::sync::Notify;
 
-use crate::backend::ServerAddress;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
 use crate::guarded::Panicked;
+use crate::server_address::ServerAddress;
 
 /// What OpenTelemetry gets of one `Locks`, as far as dlock can know. Crates of OpenTelemetry in other versions than
 /// those that dlock links to have global state of their own: dlock finds nothing there.

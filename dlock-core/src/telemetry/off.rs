@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{Exported, Loss, Site, Span, Waiters};
-use crate::backend::ServerAddress;
 use crate::error::ErrorKind;
 use crate::key::Key;
+use crate::server_address::ServerAddress;
 
 /// No meter can be given.
 #[derive(Debug)]

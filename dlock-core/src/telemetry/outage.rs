@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::sync::plain::Mutex;
 
 /// How often an outage is logged while it lasts.
 pub(super) const EVERY: Duration = Duration::from_secs(10);
@@ -82,10 +83,6 @@ impl Outage {
         Self { goes_on, lasts: AtomicBool::new(false), state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, OutageState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a failure, and says what to tell of it.
     pub(super) fn failed(
         &self,
@@ -93,7 +90,7 @@ impl Outage {
         kind: &'static str,
         now: Instant,
     ) -> OutageReport {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.last_failure.is_some_and(|last| now.saturating_duration_since(last) >= FORGOTTEN) {
             let untold = std::mem::take(&mut state.untold);
             *state = OutageState { untold, ..OutageState::default() };
@@ -116,7 +113,7 @@ impl Outage {
 
     /// Returns what no line has told of, for the caller to do so at this moment.
     pub(super) fn untold(&self, now: Instant) -> Option<String> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let untold = state.take_untold()?;
         state.last_line = Some(now);
         Some(untold)
@@ -128,12 +125,16 @@ impl Outage {
             return None;
         }
         let now = now();
-        if now.saturating_duration_since(self.state().last_failure?) < QUIET { None } else { self.over(now) }
+        if now.saturating_duration_since(self.state.lock().last_failure?) < QUIET {
+            None
+        } else {
+            self.over(now)
+        }
     }
 
     /// Ends an outage, if there is one; says what to tell of it.
     pub(super) fn over(&self, now: Instant) -> Option<Over> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let began = state.began?;
         self.lasts.store(false, Ordering::Release);
         let (lasted, failures) = (now.saturating_duration_since(began), state.failures);

@@ -25,11 +25,11 @@ use tracing::{debug, debug_span, error, info, info_span, warn};
 use super::outage::Over;
 use super::subject::{acquire_outcome, db_system};
 use super::{Loss, Site, Span, Subject, Telemetry};
-use crate::backend::ServerAddress;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::fence::Fence;
 use crate::guarded::{Panicked, tell};
 use crate::key::Key;
+use crate::server_address::ServerAddress;
 
 /// Makes a span with the fields that all have, and `$more`. `$kind` is OpenTelemetry's: that of a request to a server,
 /// or of work in this process.

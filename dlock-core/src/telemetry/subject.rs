@@ -2,9 +2,7 @@
 
 use crate::error::ErrorKind;
 use crate::key::Key;
-
-/// The mode of a lock whose holder leads.
-pub(crate) const LEADER: &str = "leader";
+use crate::options::LEADER;
 
 /// Where in the program a lock is used: labels with few values, for spans and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! Whose trace it is: the holder's context is stored with the lock, and the waiter's span links to it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use opentelemetry::Context;
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
@@ -10,6 +10,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::{Span, Waiters};
 use crate::key::Key;
+use crate::sync::plain::Mutex;
 
 /// The OpenTelemetry context of a span, if it has one.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,20 +108,16 @@ struct TracedHolder {
 }
 
 impl Holders {
-    fn traces(&self) -> MutexGuard<'_, HashMap<Key, TracedHolder>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn begins(&self, key: &Key, trace: &Trace) {
         if trace.is_some() {
-            self.traces().insert(key.clone(), TracedHolder { trace: trace.clone(), gone: false });
+            self.0.lock().insert(key.clone(), TracedHolder { trace: trace.clone(), gone: false });
         }
     }
 
     /// Who stands in line learns of its end only afterwards: it is remembered for as long as there is a line.
     pub(super) fn ends(&self, key: &Key, trace: &Trace, waiters: &dyn Waiters) {
         if trace.is_some() {
-            let mut traces = self.traces();
+            let mut traces = self.0.lock();
             // A lock that was lost may have a new holder by now.
             if let Some(holder) = traces.get_mut(key).filter(|holder| holder.trace == *trace) {
                 holder.gone = true;
@@ -131,11 +128,11 @@ impl Holders {
 
     /// One who waited for `key` waits no longer.
     pub(super) fn waiter_left(&self, key: &Key, waiters: &dyn Waiters) {
-        forget(&mut self.traces(), key, waiters);
+        forget(&mut self.0.lock(), key, waiters);
     }
 
     pub(super) fn of(&self, key: &Key) -> Trace {
-        self.traces().get(key).map(|holder| holder.trace.clone()).unwrap_or_default()
+        self.0.lock().get(key).map(|holder| holder.trace.clone()).unwrap_or_default()
     }
 }
 
@@ -190,7 +187,7 @@ mod tests {
         holders.ends(&key, &old, &line);
         assert_eq!(holders.of(&key), new);
         holders.ends(&key, &new, &line);
-        assert!(!holders.of(&key).is_some() && holders.traces().is_empty());
+        assert!(!holders.of(&key).is_some() && holders.0.lock().is_empty());
     }
 
     #[test]
@@ -205,6 +202,6 @@ mod tests {
         assert_eq!(holders.of(&key), trace);
         drop(second);
         holders.waiter_left(&key, &line);
-        assert!(holders.traces().is_empty());
+        assert!(holders.0.lock().is_empty());
     }
 }

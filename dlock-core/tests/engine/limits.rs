@@ -173,6 +173,21 @@ async fn with_a_paused_clock_what_was_dropped_can_be_acquired() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn with_a_paused_clock_a_drain_and_a_shutdown_wait_for_what_was_dropped() {
+    for round in 0..300 {
+        let locks = Locks::new(Memory::new());
+        drop(locks.lock("k").acquire().await.unwrap());
+        locks.drain(Duration::from_secs(60)).await.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let locks = Locks::new(Memory::new());
+        drop(locks.lock("k").acquire().await.unwrap());
+        locks
+            .shutdown(Duration::from_secs(60))
+            .await
+            .unwrap_or_else(|error| panic!("round {round}: {error}"));
+    }
+}
+
 /// A backend whose requests wait for their turn in this process first.
 #[derive(Debug)]
 struct Queueing {

@@ -3,8 +3,11 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use dlock_core::backend::{Attempt, Backend, Claim, Mode, PERMITS_REMEMBERED, Renewed};
+use dlock_core::{ErrorKind, Key, Locks, ManualClock, Memory, Wait};
+use dlock_testkit::claim_request;
+
 use crate::keeping::eventually;
-use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Wait};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -137,4 +140,55 @@ async fn a_renewal_does_not_extend_somebody_elses_lock() {
     stale.lost().await;
     assert_eq!(ours.stats().renewals, 0);
     fresh.check().unwrap();
+}
+
+async fn claim_of(memory: &Memory, mode: Mode) -> impl Claim {
+    let mut request = claim_request("k", LEASE, false).await.unwrap();
+    request.mode = mode;
+    memory.claim(request)
+}
+
+#[tokio::test]
+async fn a_semaphore_keeps_its_number_for_a_day_after_its_last_renewal_and_then_forgets_it() {
+    let (four, five) = (Mode::Permits { of: 4, take: 1 }, Mode::Permits { of: 5, take: 1 });
+    let clock = ManualClock::stopped();
+    let memory = Memory::with_clock(clock.clock());
+    let key = Key::new("k").unwrap();
+    let mut claim = claim_of(&memory, four).await;
+    assert!(matches!(claim.attempt().await, Ok(Attempt::Granted(_))));
+    for _ in 0..4_000 {
+        clock.advance(LEASE - Duration::from_secs(1));
+        assert_eq!(claim.renew().await.unwrap(), Renewed::Extended);
+    }
+    clock.advance(PERMITS_REMEMBERED - Duration::from_secs(1));
+    let mut other = claim_of(&memory, five).await;
+    assert_eq!(other.attempt().await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert_eq!(memory.occupancy(&key).await.unwrap().permits, Some(4));
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(memory.occupancy(&key).await.unwrap().permits, None);
+    assert_eq!(memory.resize(&key, 8).await.unwrap(), None);
+    assert!(matches!(other.attempt().await, Ok(Attempt::Granted(_))));
+}
+
+#[tokio::test]
+async fn a_lock_whose_leases_have_ended_is_no_lock_to_be_resized() {
+    let clock = ManualClock::stopped();
+    let memory = Memory::with_clock(clock.clock());
+    let key = Key::new("k").unwrap();
+    let mut reader = claim_of(&memory, Mode::Shared).await;
+    assert!(matches!(reader.attempt().await, Ok(Attempt::Granted(_))));
+    assert_eq!(memory.resize(&key, 4).await.unwrap_err().kind(), ErrorKind::Conflict);
+    clock.advance(LEASE);
+    assert_eq!(memory.resize(&key, 4).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn permits_whose_grant_was_lost_on_its_way_are_adopted_also_after_a_resize() {
+    let memory = Memory::new();
+    let key = Key::new("k").unwrap();
+    let mut claim = claim_of(&memory, Mode::Permits { of: 4, take: 1 }).await;
+    let Ok(Attempt::Granted(first)) = claim.attempt().await else { panic!("nobody has any") };
+    assert_eq!(memory.resize(&key, 8).await.unwrap(), Some(4));
+    let Ok(Attempt::Granted(again)) = claim.attempt().await else { panic!("it has its permit") };
+    assert_eq!(again.fence, first.fence);
 }

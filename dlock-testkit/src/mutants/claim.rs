@@ -75,7 +75,7 @@ impl<B: Backend + Clone> MutantClaim<B> {
 
     /// Removes whatever lock there is.
     async fn remove_any(&mut self) -> Result<(), Failure> {
-        let holder = self.mutant.store.granted().remove(&self.request.key);
+        let holder = self.mutant.store.granted.lock().remove(&self.request.key);
         if let Some(request) = holder {
             let mut twin = self.mutant.backend.claim(request);
             let _ = twin.attempt().await?;
@@ -113,7 +113,7 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
         }
         let answer = match answer {
             Attempt::Granted(grant) => {
-                self.mutant.store.granted().insert(self.request.key.clone(), self.request.clone());
+                self.mutant.store.granted.lock().insert(self.request.key.clone(), self.request.clone());
                 Attempt::Granted(self.break_grant(grant, again))
             }
             Attempt::Busy(_) if self.is(Mutation::GrantsToEverybody) => Attempt::Granted(
@@ -273,7 +273,7 @@ async fn attempt_together<B: Backend + Clone>(
         return Ok(answer);
     };
     let broken = claims.iter().zip(grants).zip(again).map(|((claim, grant), again)| {
-        mutant.store.granted().insert(claim.request.key.clone(), claim.request.clone());
+        mutant.store.granted.lock().insert(claim.request.key.clone(), claim.request.clone());
         claim.break_grant(grant, again)
     });
     Ok(BatchAttempt::Granted(broken.collect()))

@@ -1,8 +1,8 @@
 //! A claim that is made through a wire.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, RequestClock, Signal, Withdrawal};
@@ -28,7 +28,7 @@ impl<B: Backend> WiredClaim<B> {
     }
 
     fn note_granted(&self) {
-        let mut granted = self.shared.granted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut granted = self.shared.granted.lock();
         granted.insert(self.request.key.clone(), self.request.clone());
     }
 

@@ -17,9 +17,9 @@ use crate::engine::scope::refused;
 use crate::engine::share::Share;
 use crate::engine::wait_queue::{Ticket, WaitQueue};
 use crate::engine::{Engine, Spec};
-use crate::handles::options::Options;
 use crate::keeper::Spawn;
 use crate::key::Key;
+use crate::options::Options;
 use crate::telemetry::Site;
 use crate::{ErrorKind, Locks, ManualClock, Memory, Wait};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::SharedMemory;
-use crate::backend::{Attempt, Claim, ClaimRequest, Mode, Renewed, Signal, Withdrawal};
+use crate::backend::shares::{Downgraded, Verdict};
+use crate::backend::{Attempt, Claim, ClaimRequest, Renewed, Signal, Withdrawal};
 use crate::error::Failure;
 
 /// A claim on a lock of [`Memory`].
@@ -42,56 +43,45 @@ impl MemoryClaim {
     }
 
     fn extend(&self) -> Renewed {
-        let now = self.shared.clock.now();
-        match self.shared.state().entry_mut(&self.request.key, self.request.token) {
-            Some(entry) if entry.expires > now => {
-                entry.expires = now + self.request.lease;
-                Renewed::Extended
-            }
-            _ => Renewed::Gone,
+        let (now, request) = (self.shared.clock.now(), &self.request);
+        let mut state = self.shared.state();
+        let stored = state.keys.get_mut(&request.key);
+        match stored.is_some_and(|stored| stored.renew(&request.token, request.lease, now)) {
+            true => Renewed::Extended,
+            false => Renewed::Gone,
         }
     }
 
     /// The server's part of a downgrade.
     fn let_others_read(&self) -> Renewed {
-        let now = self.shared.clock.now();
-        let (key, token) = (&self.request.key, self.request.token);
+        let (now, request) = (self.shared.clock.now(), &self.request);
         let mut state = self.shared.state();
-        if state.locks.get(key).is_some_and(|entry| entry.token == token && entry.expires > now)
-            && let Some(mut entry) = state.locks.remove(key)
-        {
-            (entry.mode, entry.expires) = (Mode::Shared, now + self.request.lease);
-            state.shared.insert(key, entry, now);
-            self.shared.tell(state, key.as_str());
-            return Renewed::Extended;
+        let Some(stored) = state.keys.get_mut(&request.key) else { return Renewed::Gone };
+        match stored.downgrade(&request.token, request.lease, now) {
+            Downgraded::Gone => return Renewed::Gone,
+            Downgraded::Before => {}
+            Downgraded::Now => {
+                self.shared.tell(state, request.key.as_str());
+            }
         }
-        drop(state);
-        // It is a reader's already, or gone.
-        self.extend()
+        Renewed::Extended
     }
 
     fn remove(&self) -> Withdrawal {
         let now = self.shared.clock.now();
+        let (key, token) = (&self.request.key, self.request.token);
         let mut state = self.shared.state();
-        let key = &self.request.key;
-        let mut gone = state.shared.stop_waiting(key, self.request.token);
-        if self.request.fair {
-            gone |= state.lines.leave(key, self.request.token);
-        }
-        match state.take(key, self.request.token, now) {
-            Some(entry) => {
-                let expired = entry.expires <= now;
-                let others_waiting = self.shared.tell(state, key.as_str());
-                let withdrawal = if expired { Withdrawal::ABSENT } else { Withdrawal::REMOVED };
-                withdrawal.with_others_waiting(others_waiting)
-            }
-            None => {
-                if gone {
-                    // Those it kept out may come in.
-                    self.shared.tell(state, key.as_str());
-                }
-                Withdrawal::ABSENT
-            }
+        let left_line = self.request.fair && state.lines.leave(key, token);
+        let withdrawn = state.keys.withdraw(key, &token, now);
+        // Those it kept out may come in.
+        let others_waiting = match withdrawn.makes_room() || left_line {
+            true => self.shared.tell(state, key.as_str()),
+            false => 0,
+        };
+        match withdrawn.entry {
+            Some(entry) if entry.expires > now => Withdrawal::REMOVED.with_others_waiting(others_waiting),
+            Some(_) => Withdrawal::ABSENT.with_others_waiting(others_waiting),
+            None => Withdrawal::ABSENT,
         }
     }
 
@@ -99,17 +89,13 @@ impl MemoryClaim {
     fn leave_for(&self, taken_for: Duration) -> Withdrawal {
         let now = self.shared.clock.now();
         let (key, token) = (&self.request.key, self.request.token);
-        let (left, until) = (token.left_behind(), now + taken_for);
         let mut state = self.shared.state();
-        let is_left = state.entry_mut(key, left).is_some();
-        match state.entry_mut(key, if is_left { left } else { token }) {
-            Some(entry) if entry.expires > now => {
-                entry.expires = if is_left { entry.expires.min(until) } else { until };
-                (entry.token, entry.left_behind, entry.signal) = (left, true, None);
-                Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))
-            }
-            _ => Withdrawal::ABSENT,
-        }
+        let stored = state.keys.get_mut(key);
+        let Some(entry) = stored.and_then(|stored| stored.leave(&token, taken_for, now)) else {
+            return Withdrawal::ABSENT;
+        };
+        entry.detail.signal = None;
+        Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))
     }
 
     /// Whether it waits, and has to say so when it waits no more.
@@ -119,16 +105,20 @@ impl MemoryClaim {
             return false;
         }
         let state = self.shared.state();
-        state.shared.prefers(&request.key, request.token) || state.lines.has(&request.key, request.token)
+        let prefers = state.keys.get(&request.key).is_some_and(|stored| stored.prefers(&request.token));
+        prefers || state.lines.has(&request.key, request.token)
     }
 
     fn is_free(&self) -> bool {
-        let now = self.shared.clock.now();
+        let (now, request) = (self.shared.clock.now(), &self.request);
         let mut state = self.shared.state();
-        let held = state.locks.get(&self.request.key).is_some_and(|entry| entry.expires > now);
+        let first = state.lines.first(&request.key, request.token, now);
+        if first.is_some_and(|first| first.token != request.token) {
+            return false;
+        }
         // An attempt that would fail is worth making: its caller gets the error.
-        let free = !held && state.shared.busy(&self.request, now).map_or(true, |busy| busy.is_none());
-        free && state.lines.others_turn(&self.request.key, self.request.token, now).is_none()
+        let judged = state.keys.get(&request.key).map(|stored| stored.judge(&request.to_lock_request(), now));
+        !matches!(judged, Some(Verdict::Taken(_) | Verdict::KeptOut(_)))
     }
 }
 
@@ -173,8 +163,10 @@ impl Claim for MemoryClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        if let Some(entry) = self.shared.state().entry_mut(&self.request.key, self.request.token) {
-            entry.signal = Some(signal);
+        let (key, token) = (&self.request.key, &self.request.token);
+        let mut state = self.shared.state();
+        if let Some(entry) = state.keys.get_mut(key).and_then(|stored| stored.entry_mut(token)) {
+            entry.detail.signal = Some(signal);
         }
     }
 
@@ -201,8 +193,7 @@ impl Claim for MemoryClaim {
     }
 
     fn is_clean(&self) -> bool {
-        // A look at the key while it waits may have made it keep others out.
-        !self.unsettled && !self.held && !self.keeps_others_out()
+        !self.unsettled && !self.held
     }
 }
 

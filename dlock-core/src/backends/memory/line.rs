@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
+use crate::backend::shares::QueueEntry;
 use crate::backend::{ClaimRequest, PREFERENCE_ALIVE};
 use crate::clock::Timestamp;
 use crate::key::Key;
@@ -31,15 +32,15 @@ struct Place {
 }
 
 impl Lines {
-    /// Until when it is another one's turn than that of `token`, if nobody is heard of; `None` when it is not.
-    pub(super) fn others_turn(&mut self, key: &Key, token: Token, now: Timestamp) -> Option<Timestamp> {
+    /// The first in line who is alive, or asks.
+    pub(super) fn first(&mut self, key: &Key, asking: Token, now: Timestamp) -> Option<QueueEntry> {
         if self.0.is_empty() {
             return None;
         }
-        let first = self.0.get_mut(key)?.first(Some(token), now);
-        let until = first.filter(|first| first.token != token).map(|first| first.alive_until);
+        let first = self.0.get_mut(key)?.first(Some(asking), now);
+        let first = first.map(|first| QueueEntry { token: first.token, alive_until: first.alive_until });
         self.tidy(key);
-        until
+        first
     }
 
     /// Takes a place at the end, or keeps the one that this claim has. Whether it is first, and whether it is new.

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::QuorumShared;
 use super::marks::is_mark;
 use super::node::Member;
 use super::round::Round;
-use super::{QuorumShared, too_few};
+use super::votes::too_few;
 use crate::backend::{Finding, Forced, Host, Occupancy};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::{Holder, OfNodes};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::node::Member;
 use super::vote::VoteAnswer;
-use super::{QuorumVotes, too_few};
+use super::votes::too_few;
 use crate::backend::Busy;
 use crate::error::Failure;
 
@@ -80,12 +80,6 @@ impl Ballot {
             return Failure::new(failure.kind(), what).with_source(failure);
         }
         too_few(members, self.granted() + self.busy.len(), self.failed)
-    }
-}
-
-impl std::fmt::Display for QuorumVotes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {} nodes took part, and {} have to", self.took_part, self.nodes, self.needed)
     }
 }
 

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::QuorumShared;
 use super::ballot::Ballot;
 use super::round::Round;
 use super::tally::{CountedVote, VoteStanding, VoteTally};
 use super::vote::{Vote, VoteAnswer};
-use super::{QuorumShared, too_few};
+use super::votes::too_few;
 use crate::backend::Backoff;
 use crate::backend::request_clock::UNSENT;
 use crate::backend::{

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, LazyLock, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -12,9 +12,9 @@ use super::node::{Member, Node};
 use crate::backend::dynamic::DynClaim;
 use crate::backend::{Attempt, ClaimRequest, Entropy, Finding, Host, Mode, within};
 use crate::error::{ErrorKind, Failure};
-use crate::handles::options::MAX_LEASE;
 use crate::holder::Identity;
 use crate::key::Key;
+use crate::options::MAX_LEASE;
 use crate::telemetry::Trace;
 use crate::token::Token;
 
@@ -48,7 +48,7 @@ pub(super) fn is_mark(key: &Key) -> bool {
     MARKS.iter().flatten().chain(SETUP.iter()).any(|mark| mark == key)
 }
 
-/// What [`Quorum::bootstrap`](super::Quorum::bootstrap) did on a node.
+/// The change that [`Quorum::bootstrap`](super::Quorum::bootstrap) made on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeSetup {
@@ -63,7 +63,7 @@ pub enum NodeSetup {
     Repaired,
 }
 
-/// What [`Quorum::marks`](super::Quorum::marks) found on a node.
+/// The mark that [`Quorum::marks`](super::Quorum::marks) found on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeMark {
@@ -283,7 +283,7 @@ impl Member {
     /// Leaves the other mark, now and then.
     fn tend(self: &Arc<Self>, mark: usize, host: &Host) -> Result<(), Failure> {
         {
-            let mut tended = self.tended.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tended = self.tended.lock();
             if tended.is_some_and(|last| last.elapsed() < TENDING) {
                 return Ok(());
             }

@@ -1,14 +1,15 @@
 //! One of the backends of a quorum, and whether it answers.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
 use crate::backend::{Backend, ClaimRequest, NodeState};
+use crate::sync::plain::Mutex;
 
 /// One of the backends of a [`Quorum`](super::Quorum): made of any [`Backend`], or of a [`Locks`](crate::Locks) (whose
 /// defaults do not matter here).
@@ -124,7 +125,7 @@ impl Member {
         if self.unanswered.load(Ordering::Relaxed) < SILENT_AFTER {
             return true;
         }
-        let mut probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut probed = self.probed.lock();
         let is_due = probed.is_none_or(|last| last.elapsed() >= PROBING);
         if is_due {
             *probed = Some(Instant::now());
@@ -134,12 +135,12 @@ impl Member {
 
     pub(super) fn answered(&self) {
         self.unanswered.store(0, Ordering::Relaxed);
-        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.answered.lock() = Some(Instant::now());
     }
 
     /// Whether it answered anybody of this process within the last `limit`.
     pub(super) fn has_answered_within(&self, limit: Duration) -> bool {
-        let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = self.answered.lock();
         answered.is_some_and(|at| at.elapsed() < limit)
     }
 
@@ -149,7 +150,7 @@ impl Member {
 
     /// What is known of it.
     pub(super) fn state(&self) -> NodeState {
-        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = *self.answered.lock();
         NodeState {
             number: self.number,
             backend: self.backend().name(),

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::node::Member;
 use crate::backend::Signal;
 use crate::clock::Timestamp;
+use crate::sync::plain::Mutex;
 
 /// What a vote is worth before a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,23 +64,15 @@ impl VoteTally {
         Arc::new(Self { needed, ..Self::default() })
     }
 
-    fn votes(&self) -> MutexGuard<'_, Vec<Arc<dyn CountedVote>>> {
-        self.votes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// These are the votes from now on.
     pub(super) fn seat<V: CountedVote + 'static>(&self, votes: &[Arc<V>]) {
-        *self.votes() = votes.iter().map(|vote| Arc::clone(vote) as Arc<dyn CountedVote>).collect();
-    }
-
-    fn early(&self) -> MutexGuard<'_, Wishes> {
-        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.votes.lock() = votes.iter().map(|vote| Arc::clone(vote) as Arc<dyn CountedVote>).collect();
     }
 
     /// Whom to tell, of a lock that was granted at `sent`.
     pub(super) fn report_to(&self, signal: Signal, sent: Timestamp, now: Timestamp) {
         let wishes = {
-            let mut early = self.early();
+            let mut early = self.early.lock();
             let _ = self.signal.set((signal.clone(), sent));
             std::mem::take(&mut *early)
         };
@@ -90,7 +83,7 @@ impl VoteTally {
     /// Passes on what a node wants, once there is somebody to ask for it.
     pub(super) fn ask(&self, wishes: Wishes, now: Timestamp) {
         {
-            let mut early = self.early();
+            let mut early = self.early.lock();
             if self.signal.get().is_none() {
                 early.renew_by = early.renew_by.into_iter().chain(wishes.renew_by).min();
                 early.release |= wishes.release;
@@ -109,7 +102,7 @@ impl VoteTally {
     fn tell(&self, cause: Cow<'static, str>) {
         let Some((signal, sent)) = self.signal.get() else { return };
         let (mut sound, mut shaken) = (0, 0);
-        for vote in &*self.votes() {
+        for vote in &*self.votes.lock() {
             match vote.standing() {
                 VoteStanding::Leased | VoteStanding::Session(_) => sound += 1,
                 VoteStanding::Suspect => shaken += 1,

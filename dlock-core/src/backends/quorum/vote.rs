@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -17,8 +17,9 @@ use crate::backend::{
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::{ErrorKind, Failure};
-use crate::handles::options::margin;
 use crate::key::Key;
+use crate::options::margin;
+use crate::sync::plain::Mutex;
 
 /// A claim on one node.
 pub(super) struct Vote {
@@ -94,10 +95,6 @@ impl Vote {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, VoteState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Asks the node for its vote.
     pub(super) async fn ask(self: Arc<Self>) -> VoteAnswer {
         let since = Instant::now();
@@ -116,7 +113,7 @@ impl Vote {
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
         let sent = self.clock.now();
         let was_unsettled = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if state.closed {
                 return VoteAnswer::Failed(Failure::unavailable("it is being released"));
             }
@@ -137,7 +134,7 @@ impl Vote {
         match attempt {
             Ok(Attempt::Granted(grant)) => {
                 {
-                    let mut state = self.state();
+                    let mut state = self.state.lock();
                     state.unsettled = false;
                     let proof = grant.proven_at.map_or(sent, |proof| proof.min(sent));
                     let validity = match (grant.validity, grant.first_lease) {
@@ -151,11 +148,11 @@ impl Vote {
                 VoteAnswer::Granted
             }
             Ok(Attempt::Busy(busy)) => {
-                self.state().unsettled = was_unsettled;
+                self.state.lock().unsettled = was_unsettled;
                 VoteAnswer::Busy(busy)
             }
             Err(failure) => {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 // A grant that is worth nothing is withdrawn, and its claim is not used again.
                 state.closed |= failure.is_worthless();
                 if failure.kind() != ErrorKind::Unknown && !failure.is_worthless() {
@@ -209,7 +206,7 @@ impl Vote {
 
     /// For how long the node's grant can be relied upon without a word.
     pub(super) fn length(&self) -> Option<Duration> {
-        match self.state().granted? {
+        match self.state.lock().granted? {
             (Validity::Lease(length), _) => Some(length),
             // A session is confirmed now and then; half of its time is left at any moment.
             (Validity::Session(Some(length)), _) => Some(self.lease.min(length / 2)),
@@ -220,17 +217,17 @@ impl Vote {
     /// Renews the lease on the node.
     pub(super) async fn renew(self: Arc<Self>) -> Result<Renewed, Failure> {
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
-        if self.state().closed {
+        if self.state.lock().closed {
             return Ok(Renewed::Gone);
         }
         let sent = self.clock.now();
-        let counted = self.state().granted.is_some();
+        let counted = self.state.lock().granted.is_some();
         let renewed = claim.renew().await?;
         if renewed == Renewed::Extended && !counted {
             // A vote that was never counted may be that of a node that had forgotten another's.
             self.member.remembers(&self.host).await?;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match renewed {
             Renewed::Extended => {
                 state.granted.get_or_insert((Validity::Lease(self.lease), sent));
@@ -248,7 +245,7 @@ impl Vote {
 
     /// From here on nothing is asked for.
     pub(super) fn close(&self) {
-        self.state().closed = true;
+        self.state.lock().closed = true;
     }
 
     /// Releases what is on the node. Closes it first.
@@ -256,7 +253,7 @@ impl Vote {
         self.close();
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if state.done.is_some() {
                 return Ok(());
             }
@@ -267,7 +264,7 @@ impl Vote {
             state.doubtful |= std::mem::replace(&mut state.withdrawing, true);
         }
         let answer = claim.withdraw().await;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match answer {
             Ok(withdrawn) => {
                 state.withdrawing = false;
@@ -288,7 +285,7 @@ impl Vote {
     /// take up to `limit`: until the lease has ended it anyway. `None` when it is done already, or under way.
     pub(super) fn queue(&self, limit: Duration) -> Option<Timestamp> {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.closed = true;
             if state.done.is_some() || std::mem::replace(&mut state.queued, true) {
                 return None;
@@ -303,19 +300,19 @@ impl Vote {
 
     /// Nobody releases it in the background after all.
     pub(super) fn unqueue(&self) {
-        self.state().queued = false;
+        self.state.lock().queued = false;
     }
 
     /// Whether it is being released in the background.
     pub(super) fn is_queued(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.queued && state.done.is_none()
     }
 
     /// What may still be there is left to its lease, for this reason.
     pub(super) fn leave_to_lease(&self, why: &str) {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if state.done.is_some() {
                 return;
             }
@@ -343,7 +340,7 @@ impl Vote {
         if !self.written.as_ref().is_some_and(RequestClock::cancel) {
             return;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.closed = true;
         state.unsettled = was_unsettled;
         if !was_unsettled && !state.was_granted {
@@ -356,23 +353,23 @@ impl Vote {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.state().closed
+        self.state.lock().closed
     }
 
     /// Whether nothing is left on the node that was looked after.
     pub(super) fn is_done(&self) -> bool {
-        self.state().done.is_some()
+        self.state.lock().done.is_some()
     }
 
     /// Whether the node did what it was asked and has nothing of ours, as far as is known.
     pub(super) fn is_settled(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         !state.unsettled && state.granted.is_none() && !state.gone
     }
 
     /// Whether the node certainly has nothing of ours.
     pub(super) fn is_clean(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.done.is_some()
             || (!state.unsettled
                 && !state.was_granted
@@ -381,14 +378,14 @@ impl Vote {
 
     /// After a withdrawal: whether something was removed, or that cannot be told.
     pub(super) fn may_have_been_removed(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.was_granted && (state.doubtful || state.done != Some(false))
     }
 }
 
 impl CountedVote for Vote {
     fn standing(&self) -> VoteStanding {
-        let state = self.state();
+        let state = self.state.lock();
         match state.granted {
             _ if state.closed || state.gone => VoteStanding::Missing,
             Some((Validity::Lease(_), _)) => VoteStanding::Leased,
@@ -406,7 +403,7 @@ impl CountedVote for Vote {
 impl SignalSink for Vote {
     fn lost(&self, cause: Cow<'static, str>) {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             (state.granted, state.gone) = (None, true);
         }
         self.recount(cause);
@@ -426,13 +423,13 @@ impl SignalSink for Vote {
     }
 
     fn suspect(&self) {
-        self.state().suspect = true;
+        self.state.lock().suspect = true;
         self.recount("".into());
     }
 
     fn trust(&self, proof: Timestamp) {
         let was_suspect = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if let Some((Validity::Session(_), last)) = &mut state.granted {
                 *last = (*last).max(proof);
             }

@@ -30,11 +30,11 @@ const NAMED: usize = 3;
 pub struct LockOnNodes {
     /// Its key.
     pub key: Key,
-    /// Who holds it, as one of the nodes says.
+    /// Its holder, by one of the nodes.
     pub holder: Holder,
     /// The numbers of the nodes that it is on, from 1.
     pub nodes: Vec<usize>,
-    /// The numbers of the nodes of the quorum that is to be replaced, where they are none of this one.
+    /// The numbers of the nodes of the quorum that is to be replaced, without those that are nodes of this quorum too.
     pub nodes_before: Vec<usize>,
 }
 

@@ -1,7 +1,7 @@
 //! What is still to be released on one node.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -10,6 +10,7 @@ use super::vote::Vote;
 use crate::backend::{Backoff, ClaimRequest, Entropy, sleep, within};
 use crate::clock::Timestamp;
 use crate::error::Failure;
+use crate::sync::plain::Mutex;
 
 /// How many votes are kept for a node that does not answer. Those that were left first are then left to their leases,
 /// where they have any.
@@ -44,10 +45,6 @@ impl std::fmt::Debug for Left {
 }
 
 impl Withdrawals {
-    fn queue(&self) -> MutexGuard<'_, WithdrawalQueue> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Releases what is on the node in the background, with requests of up to `limit`, until nothing is left or the
     /// lease ended it. Closes the vote first.
     pub(super) fn clean_up(
@@ -58,7 +55,7 @@ impl Withdrawals {
     ) -> Result<(), Failure> {
         let Some(until) = vote.queue(limit) else { return Ok(()) };
         let (is_served, too_many) = {
-            let mut queue = self.queue();
+            let mut queue = self.0.lock();
             queue.left.push_back(Left { vote: Arc::clone(vote), until, limit });
             let is_served = std::mem::replace(&mut queue.is_served, true);
             let too_many = queue.left.len() > MOST && until != Timestamp::NEVER;
@@ -72,7 +69,7 @@ impl Withdrawals {
         }
         let serving = Arc::clone(self).serve(request.entropy.clone());
         request.host.spawn(serving).inspect_err(|_| {
-            let mut queue = self.queue();
+            let mut queue = self.0.lock();
             queue.is_served = false;
             queue.left.retain(|left| !Arc::ptr_eq(&left.vote, vote));
             drop(queue);
@@ -82,7 +79,7 @@ impl Withdrawals {
 
     /// Up to `most` of those that were left first; `None` when there are none, and nobody serves them from then on.
     fn next(&self, most: usize) -> Option<Vec<Left>> {
-        let mut queue = self.queue();
+        let mut queue = self.0.lock();
         let some = most.min(queue.left.len());
         queue.is_served = some > 0;
         (some > 0).then(|| queue.left.drain(..some).collect())
@@ -102,7 +99,7 @@ impl Withdrawals {
                 most = 1;
             }
             let pauses = !again.is_empty();
-            self.queue().left.extend(again);
+            self.0.lock().left.extend(again);
             if pauses {
                 sleep(backoff.next_pause()).await;
             }

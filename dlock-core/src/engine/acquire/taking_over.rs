@@ -2,7 +2,7 @@
 
 use super::Acquire;
 use crate::clock::Timestamp;
-use crate::handles::options::margin;
+use crate::options::margin;
 
 impl Acquire<'_> {
     /// Whether it brings a baton.

@@ -1,10 +1,7 @@
 //! The claim behind a hold: with the hold, lent to a renewal, or taken for good.
 
-use std::sync::PoisonError;
-
 use super::Hold;
 use crate::backend::dynamic::DynClaim;
-use crate::sync::MutexGuard;
 
 impl Hold {
     /// The claim, for a renewal. An end of the hold makes the renewal let go of it.
@@ -21,7 +18,7 @@ impl Hold {
 
     /// The claim, for good, if no renewal has it.
     pub(crate) fn try_take_claim(&self) -> Option<Option<Box<dyn DynClaim>>> {
-        let mut place = self.claim_place();
+        let mut place = self.claim.lock();
         (!matches!(*place, ClaimPlace::Lent)).then(|| place.take())
     }
 
@@ -35,17 +32,13 @@ impl Hold {
         loop {
             let changed = self.changed.notified();
             {
-                let mut place = self.claim_place();
+                let mut place = self.claim.lock();
                 if !matches!(*place, ClaimPlace::Lent) {
                     return take(&mut place);
                 }
             }
             changed.await;
         }
-    }
-
-    pub(super) fn claim_place(&self) -> MutexGuard<'_, ClaimPlace> {
-        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -83,7 +76,7 @@ impl LentClaim<'_> {
 impl Drop for LentClaim<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
-            *self.hold.claim_place() = ClaimPlace::Here(claim);
+            *self.hold.claim.lock() = ClaimPlace::Here(claim);
         }
         self.hold.changed.notify_waiters();
     }

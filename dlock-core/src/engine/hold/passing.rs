@@ -9,7 +9,7 @@ use crate::backend::dynamic::DynClaim;
 use crate::clock::Timestamp;
 use crate::engine::Spec;
 use crate::fence::Fence;
-use crate::handles::options::Options;
+use crate::options::Options;
 use crate::sync::atomic::Ordering;
 
 impl Hold {

@@ -44,7 +44,7 @@ async fn places_come_first_in_their_order_and_nothing_is_left() {
     c.first().await;
     assert!(line.has(&key));
     drop(c);
-    assert!(!line.has(&key) && line.shards.iter().all(|shard| shard.lock().unwrap().waiters.is_empty()));
+    assert!(!line.has(&key) && line.shards.iter().all(|shard| shard.lock().waiters.is_empty()));
 }
 
 #[tokio::test(start_paused = true)]

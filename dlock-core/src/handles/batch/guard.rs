@@ -8,11 +8,11 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use crate::engine::share::Share;
-use crate::engine::timer::within;
 use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::guard::Guard;
 use crate::handles::held::{Ended, Held};
+use crate::runtime::timer::within;
 
 /// All locks of a [`Batch`](crate::Batch), until this is released or dropped. See [`Guard`] for what a guard is and is
 /// not; a batch is held as long as all of its locks are.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 
-use super::{Election, LAST_PRIORITY, STEP, pause};
+use super::Election;
+use super::pacing::pause;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::refusals::Refusals;
 use crate::engine::scope;
@@ -22,6 +23,9 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// After a failure that may pass.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// How long a candidate lets those of the next better priority go first.
+const STEP: Duration = Duration::from_secs(1);
+const LAST_PRIORITY: u8 = 60;
 /// How long whoever resigned lets others go first where these are notified; where they ask, as long as they pause.
 const STAND_BACK: Duration = Duration::from_millis(100);
 const LONGEST_STAND_BACK: Duration = Duration::from_secs(1);

@@ -1,11 +1,11 @@
 //! Whether a process may lead.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::engine::hold::Hold;
 use crate::guarded::wake_all;
-use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::sync::{Mutex, Notify};
 use crate::telemetry::Loss;
 
 /// A switch that says whether this process may lead: off while it drains, while its cache is cold, while it is in the
@@ -55,7 +55,7 @@ impl Eligibility {
     /// * On: the campaigns stand again, as newcomers.
     pub fn set(&self, eligible: bool) {
         let ended = {
-            let mut state = self.state();
+            let mut state = self.0.state.lock();
             state.eligible = eligible;
             if eligible { Vec::new() } else { std::mem::take(&mut state.terms) }
         };
@@ -68,7 +68,7 @@ impl Eligibility {
     /// Returns whether this process may lead.
     #[must_use]
     pub fn is_eligible(&self) -> bool {
-        self.state().eligible
+        self.0.state.lock().eligible
     }
 
     /// Resolves when the switch is like this.
@@ -84,16 +84,12 @@ impl Eligibility {
 
     /// A term begins, unless the switch is off by now.
     pub(super) fn admit(&self, hold: &Arc<Hold>) -> bool {
-        let mut state = self.state();
+        let mut state = self.0.state.lock();
         if state.eligible {
             state.terms.retain(|term| term.strong_count() > 0);
             state.terms.push(Arc::downgrade(hold));
         }
         state.eligible
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Election, pause};
+use super::Election;
+use super::pacing::pause;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::fence::Fence;

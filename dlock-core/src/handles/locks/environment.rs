@@ -5,7 +5,7 @@ use std::env::VarError;
 use super::LocksBuilder;
 use crate::backend::UrlParts;
 use crate::error::{Error, Failure, Operation, Result};
-use crate::handles::options::{MAX_LEASE, MIN_LEASE, Options, Wait};
+use crate::options::{MAX_LEASE, MIN_LEASE, Options, Wait};
 
 /// How a value is put in its place; what it should have been otherwise.
 type Setter = fn(&mut Settings, &str) -> Result<(), &'static str>;

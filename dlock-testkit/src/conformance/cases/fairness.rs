@@ -297,7 +297,8 @@ async fn a_waiter_in_line_dropped_at_any_await_leaves_nothing(stage: Stage) {
         || brief.acquire(),
         async |_cut, output| {
             if let Some(result) = output {
-                error_of(result, &[ErrorKind::TimedOut, ErrorKind::Unknown]);
+                // On a busy machine its wait may be over before its request is sent.
+                error_of(result, &[ErrorKind::TimedOut, ErrorKind::Unknown, ErrorKind::Unavailable]);
             }
             quiet(&ours).await;
         },

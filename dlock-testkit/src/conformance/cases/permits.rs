@@ -343,7 +343,8 @@ async fn one_who_waits_for_a_permit_may_be_dropped_at_any_await(stage: Stage) {
         || wanted.acquire(),
         async |_cut, output| {
             if let Some(result) = output {
-                error_of(result, &[ErrorKind::TimedOut, ErrorKind::Unknown]);
+                // On a busy machine its wait may be over before its request is sent.
+                error_of(result, &[ErrorKind::TimedOut, ErrorKind::Unknown, ErrorKind::Unavailable]);
             }
             quiet(&ours).await;
             give_back(take(&theirs, &key, (2, 1)).await).await;

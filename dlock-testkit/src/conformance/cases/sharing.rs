@@ -374,7 +374,8 @@ async fn a_writer_dropped_while_it_waits_for_readers_leaves_nothing(stage: Stage
         || lock.acquire(),
         async |_cut, output| {
             if let Some(result) = output {
-                error_of(result, &[ErrorKind::TimedOut, ErrorKind::Unknown]);
+                // On a busy machine its wait may be over before its request is sent.
+                error_of(result, &[ErrorKind::TimedOut, ErrorKind::Unknown, ErrorKind::Unavailable]);
             }
             until("the background work", || ours.locks.stats().background == 0).await;
             give_back(read(&theirs, &key).await).await;

@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::error::Failure;
 use crate::guarded::guard;
+use crate::sync::plain::Mutex;
 
 /// How many threads keepers have at the most; more `Locks` share them.
 const MOST_KEEPERS: usize = 16;
@@ -59,7 +60,7 @@ impl Thread {
         Ok(Self { runtime: started.map_err(refused)?, _stop: stop })
     }
 
-    pub(super) const fn runtime(&self) -> &Handle {
+    pub(crate) const fn runtime(&self) -> &Handle {
         &self.runtime
     }
 }
@@ -97,19 +98,19 @@ impl Threads {
 }
 
 /// The runtime that drives the connections of backends.
-pub(super) fn of_connections() -> Result<&'static Handle, Failure> {
+pub(crate) fn of_connections() -> Result<&'static Handle, Failure> {
     Threads::of_this_process().map(|threads| threads.connections.runtime())
 }
 
 /// The runtime that has the timers.
-pub(super) fn of_timers() -> Result<&'static Handle, Failure> {
+pub(crate) fn of_timers() -> Result<&'static Handle, Failure> {
     Threads::of_this_process().map(|threads| threads.timers.runtime())
 }
 
 /// A thread for a keeper: one that no other has, if there is one or can be one more.
-pub(super) fn of_keeper() -> Result<Arc<Thread>, Failure> {
+pub(crate) fn of_keeper() -> Result<Arc<Thread>, Failure> {
     let threads = Threads::of_this_process()?;
-    let mut keepers = threads.keepers.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut keepers = threads.keepers.lock();
     // Each keeper holds its thread, and this list holds all.
     let least = keepers.iter().min_by_key(|thread| Arc::strong_count(thread)).map(Arc::clone);
     // One is this list's, and one is that of this function.
@@ -187,13 +188,13 @@ pub(crate) struct Here {
 
 pub(crate) fn may_have_io() -> Here {
     let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
-    let lacks = |id| WITHOUT_IO.lock().unwrap_or_else(PoisonError::into_inner).contains(&id);
+    let lacks = |id| WITHOUT_IO.lock().contains(&id);
     let may = is_own() || cfg!(panic = "unwind") && runtime.is_some_and(|id| !lacks(id));
     Here { is_own: is_own(), runtime, may }
 }
 
 pub(crate) fn has_no_io(runtime: runtime::Id) {
-    let mut without = WITHOUT_IO.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut without = WITHOUT_IO.lock();
     // Several connections may be opened at once, and each finds it out.
     if without.contains(&runtime) {
         return;
@@ -217,7 +218,7 @@ mod tests {
         assert!(different.len() <= MOST_KEEPERS);
         drop((taken, different));
         let threads = Threads::of_this_process().unwrap();
-        assert!(threads.keepers.lock().unwrap().len() <= MOST_KEEPERS);
+        assert!(threads.keepers.lock().len() <= MOST_KEEPERS);
     }
 
     #[tokio::test]

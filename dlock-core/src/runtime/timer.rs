@@ -15,9 +15,9 @@ use tokio::runtime::Handle;
 use tokio::task::coop::{Unconstrained, unconstrained};
 use tokio::time::{Instant, Sleep};
 
-use crate::engine::tasks::Tasks;
-use crate::engine::threads;
 use crate::guarded::Wakes;
+use crate::runtime::tasks::Tasks;
+use crate::runtime::threads;
 
 /// Where the timers of one engine run.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +29,7 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    pub(super) fn new(tasks: &Tasks, in_process: bool) -> Self {
+    pub(crate) fn new(tasks: &Tasks, in_process: bool) -> Self {
         let runtime = if tasks.are_given() { None } else { threads::of_timers().ok() };
         Self { runtime, in_process }
     }
@@ -155,7 +155,7 @@ tokio::task_local! {
 }
 
 /// Awaits the answer to a question for so long, as [`within`] does. What is asked may ask [`question_limit`].
-pub(super) fn question<T>(
+pub(crate) fn question<T>(
     limit: Duration,
     question: impl Future<Output = T>,
 ) -> impl Future<Output = Option<T>> {
@@ -224,7 +224,7 @@ mod tests {
         timers.sleep(Duration::from_millis(20)).await;
         // It is made here, and polled where time is not paused.
         let bounded = within(Duration::from_millis(20), std::future::pending::<()>());
-        let elsewhere = crate::engine::tasks::runtime().unwrap().spawn(bounded);
+        let elsewhere = crate::runtime::tasks::runtime().unwrap().spawn(bounded);
         assert_eq!(elsewhere.await.unwrap(), None);
     }
 

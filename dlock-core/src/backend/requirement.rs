@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::backend::{Capabilities, Mode};
 use crate::error::Failure;
-use crate::handles::options::Options;
+use crate::options::Options;
 
 /// A guarantee that a program relies on and that not every backend gives. Required of a backend that lacks it, it is an
 /// error at start-up, where it would otherwise be a silent weakness: see

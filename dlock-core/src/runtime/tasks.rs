@@ -8,9 +8,9 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::engine::threads::{self, Thread};
 use crate::error::Failure;
 use crate::guarded::{guard_opening, with_guarded_wakes};
+use crate::runtime::threads::{self, Thread};
 
 /// Returns the runtime that drives connections, on a thread of dlock's own. A backend drives its connections there, so
 /// that they live on when the user's runtime is blocked or gone. It must not block.
@@ -68,9 +68,18 @@ pub fn current() -> Result<Handle, Failure> {
 /// Opens a connection by the future that `opening` makes: on the caller's runtime, which then drives it, or on dlock's
 /// own thread where there is none or it cannot.
 ///
-/// A runtime does not tell whether it has I/O, and opening a connection panics where it has none. In a program that is
-/// built with `panic = "abort"` this thread therefore opens all of them; else it opens what has panicked once more, and
-/// from then on all that is opened for that runtime.
+/// Opening a connection panics in a runtime without I/O. In a program that is built with `panic = "abort"` dlock's
+/// thread therefore opens all connections. In other programs it opens the connection that has panicked once more, and
+/// from then on all connections for that runtime. So there is one panic for each such runtime, which is caught and
+/// which a panic hook sees.
+///
+/// tokio 1.54 has no other way to find out. Its sockets, its `AsyncFd`, its signals and its processes all end in
+/// `runtime::driver::Handle::io` or `signal` (`src/runtime/driver.rs`), which panic, and
+/// `Registration::new_with_interest_and_handle` (`src/runtime/io/registration.rs`) calls them before anything that
+/// returns an error. `Handle` and the stable metrics show nothing of the driver; the unstable `io_driver_*` metrics are
+/// 0 without a driver, and also with one that has no sockets. To open all connections on dlock's thread needs no panic,
+/// but each answer then wakes that thread first, which wakes the caller: the bare statements of a session's acquire and
+/// release take 166 us instead of 123 us (docs/backends/sql.md).
 ///
 /// # Errors
 ///
@@ -112,7 +121,7 @@ pub trait Spawn: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A piece of work for the keeper.
-pub(super) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Where the tasks of one keeper run.
 #[derive(Clone, Debug)]
@@ -130,7 +139,7 @@ impl Tasks {
     }
 
     /// Returns the runtime of the keeper's thread; `None` where a simulation runs the tasks.
-    pub(super) fn runtime(&self) -> Option<Handle> {
+    pub(crate) fn runtime(&self) -> Option<Handle> {
         match self {
             Self::Thread(thread) => Some(thread.runtime().clone()),
             Self::Given(_) => None,
@@ -138,11 +147,11 @@ impl Tasks {
     }
 
     /// Whether a simulation runs them.
-    pub(super) const fn are_given(&self) -> bool {
+    pub(crate) const fn are_given(&self) -> bool {
         matches!(self, Self::Given(_))
     }
 
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match self {
             Self::Thread(thread) => drop(thread.runtime().spawn(task)),
             Self::Given(given) => given.spawn(Box::pin(task)),

@@ -13,9 +13,9 @@ pub enum Mode {
     /// By one alone: a lock, or the write lock of a lock that has readers too.
     #[default]
     Exclusive,
-    /// By any number of readers, while nobody holds it alone. [`Capabilities::shared`](super::Capabilities::shared).
+    /// By any number of readers, while nobody holds it alone. [`Capabilities::shared`](crate::Capabilities::shared).
     Shared,
-    /// By as many as there are permits for. [`Capabilities::permits`](super::Capabilities::permits).
+    /// By as many as there are permits for. [`Capabilities::permits`](crate::Capabilities::permits).
     Permits {
         /// How many permits the semaphore has.
         of: u32,

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use crate::backend::Mode;
 use crate::error::Failure;
-use crate::telemetry::LEADER;
+use crate::mode::Mode;
 use crate::token::Token;
+
+/// The mode of a lock whose holder leads.
+pub(crate) const LEADER: &str = "leader";
 
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +22,7 @@ pub enum Wait {
 
 impl Wait {
     /// How long it is.
-    pub(super) const fn limit(&self) -> Duration {
+    pub(crate) const fn limit(&self) -> Duration {
         match self {
             Self::No => Duration::ZERO,
             Self::For(limit) => *limit,
@@ -205,7 +207,7 @@ macro_rules! option_setters {
         /// is [`ErrorKind::Unknown`]($crate::ErrorKind::Unknown) and says for how long the lock may be blocked; what
         /// was sent is withdrawn in the background. A wait shorter than the way to the server and back therefore ends
         /// so each time.
-        pub fn with_wait(mut self, wait: impl Into<$crate::handles::options::Wait>) -> Self {
+        pub fn with_wait(mut self, wait: impl Into<$crate::options::Wait>) -> Self {
             self.options.wait = wait.into();
             self
         }
@@ -282,13 +284,13 @@ macro_rules! option_setters {
         }
 
         /// Sets what happens to a body when its lock is lost. Default [`OnLost::Abort`](crate::OnLost::Abort).
-        pub const fn with_on_lost(mut self, on_lost: $crate::handles::options::OnLost) -> Self {
+        pub const fn with_on_lost(mut self, on_lost: $crate::options::OnLost) -> Self {
             self.options.on_lost = on_lost;
             self
         }
     };
 }
-pub(super) use option_setters;
+pub(crate) use option_setters;
 
 /// The part of a lease that is given up for safety: 1 % of it, at least 2 ms and at most what is 1 % of the longest
 /// lease. It covers the error of two clocks that run at slightly different rates.

@@ -1,0 +1,80 @@
+//! What is stored for a key.
+
+use crate::clock::Timestamp;
+use crate::fence::Fence;
+use crate::mode::{Mode, PREFERENCE};
+use crate::token::Token;
+
+/// One who holds a key, alone or with others. `D` is what the store keeps of the holder beside that: its name, a line
+/// of text, nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HolderEntry<D> {
+    /// The mark of the claim that holds it.
+    pub token: Token,
+    /// Whether it holds the key alone, as a reader, or how many permits it has.
+    pub mode: Mode,
+    /// The first fence of the grant.
+    pub fence: Fence,
+    /// When it counts no more.
+    pub expires: Timestamp,
+    /// Whether it was released, and its part of the key stays taken.
+    pub left_behind: bool,
+    /// What the store keeps beside that.
+    pub detail: D,
+}
+
+/// The holders of a key that were not loaded one by one, as of the time of the step: none of them has run out, and none
+/// has a token that the step names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Others {
+    /// How many readers they are, or how many permits they have.
+    pub taken: u32,
+    /// When the first of them ends.
+    pub first_end: Timestamp,
+    /// When the last of them ends.
+    pub last_end: Timestamp,
+}
+
+/// How many permits a semaphore has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permits {
+    /// The number.
+    pub of: u32,
+    /// Until when it is remembered; no holder of permits ends later.
+    pub remembered_until: Timestamp,
+}
+
+/// A claim that waits for all of a lock, or for several permits, and keeps newcomers out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preference {
+    /// The claim's token.
+    pub token: Token,
+    /// When it began.
+    pub since: Timestamp,
+    /// When it ends, unless the claim asks again before.
+    pub alive_until: Timestamp,
+}
+
+impl Preference {
+    /// Returns until when newcomers are kept out; `None` when they are not.
+    #[must_use]
+    pub fn keeps_out_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let until = self.alive_until.min(self.since + PREFERENCE);
+        (until > now).then_some(until)
+    }
+
+    /// Returns whether it has ended: another claim may be preferred, or this one anew.
+    #[must_use]
+    pub fn is_over(&self, now: Timestamp) -> bool {
+        self.alive_until <= now || self.since + PREFERENCE * 2 <= now
+    }
+}
+
+/// A claim that waits in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueEntry {
+    /// The claim's token.
+    pub token: Token,
+    /// When it loses its place, unless it asks again before.
+    pub alive_until: Timestamp,
+}

@@ -1,0 +1,5 @@
+//! Where dlock's own work runs: its threads, the tasks on them, and timers that need no runtime of the caller's.
+
+pub mod tasks;
+pub(crate) mod threads;
+pub(crate) mod timer;
