@@ -7,13 +7,15 @@ use dlock_core::{ErrorKind, Failure, Holder, Key};
 use tokio::time::Instant;
 use zookeeper::{Acl, Acls, CreateMode, Error};
 
-use crate::backend::{holder, in_time};
 use crate::config::Config;
 use crate::error::of_write;
+use crate::holder::holder;
 use crate::left;
 use crate::recipe::Recipe;
 use crate::semaphore;
-use crate::session::{Session, Sessions, read};
+use crate::session::Session;
+use crate::sessions::Sessions;
+use crate::wire::{in_time, read};
 
 /// How many requests are under way at the most, so that the servers' answers to others do not wait for ours.
 const AT_ONCE: usize = 128;

@@ -5,27 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Backend, Capabilities, ClaimRequest, Finding, Forced, LockId, Mode, Occupancy, RequestClock,
-    ServerAddress,
+    Backend, Capabilities, ClaimRequest, Finding, Forced, LockId, Occupancy, RequestClock, ServerAddress,
+    boxed,
 };
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, keeper};
-use tokio::time::Instant;
-use zookeeper::Stat;
 
 use crate::administration::{self, Which};
 use crate::claim::ZooKeeperClaim;
-use crate::config::{Config, ZooKeeperBuilder};
+use crate::config::ZooKeeperBuilder;
 use crate::diagnosis;
+use crate::error::configure;
 use crate::fenced::FencedWrite;
-use crate::left;
-use crate::queue_node::lowering;
-use crate::recipe::Recipe;
-use crate::session::Sessions;
+use crate::sessions::Sessions;
+use crate::wire::in_time;
 
-/// How long a question outside of a lock may take.
-const QUESTION: Duration = Duration::from_secs(5);
-/// So much of what is in a node is shown; another library's may be as large as servers allow.
-const DESCRIPTION: usize = 2_048;
 /// The server tells of changes; this often waiters ask by themselves.
 const SAFETY_NET: Duration = Duration::from_secs(5);
 
@@ -45,7 +38,7 @@ const SAFETY_NET: Duration = Duration::from_secs(5);
 /// | URL | servers |
 /// |---|---|
 /// | `zk://[user:password@]host[:port],host[:port][/chroot]` | a server or an ensemble; the port is 2181 if none is given |
-/// | `zk+tls://...` | the same over TLS, verified (feature `tls`) |
+/// | `zk+tls://...` | a server or an ensemble over TLS, verified (feature `tls`) |
 ///
 /// Clones share one session, which dlock's own thread drives. When it ends, all its locks are lost, and the next
 /// acquire opens another.
@@ -71,17 +64,13 @@ impl ZooKeeper {
         ZooKeeperBuilder::new(url)
     }
 
-    pub(crate) fn new(config: Config) -> Self {
-        Self(Sessions::new(config))
-    }
-
-    pub(crate) async fn open(&self) -> Result<()> {
+    async fn open(&self) -> Result<()> {
         let sessions = Arc::clone(&self.0);
         let opened = keeper::anywhere(async move { sessions.get(in_time()).await.map(drop) }).await;
         opened.and_then(|opened| opened).map_err(configure)
     }
 
-    /// Lists who stands in line for `key`, those who hold it first. Waiters of other libraries are among them.
+    /// Lists the queue of `key`: its holders first, then its waiters, also those of other libraries.
     ///
     /// ```no_run
     /// # async fn example(zookeeper: dlock_zk::ZooKeeper) -> Result<(), dlock_core::Error> {
@@ -107,13 +96,13 @@ impl ZooKeeper {
             .map_err(|failure| Error::new(Operation::Inspect, failure).on("zk"))
     }
 
-    /// Deletes what [`Lock::with_hold_at_least`](dlock_core::Lock::with_hold_at_least) and
-    /// [`Locks::once`](dlock_core::Locks::once) left below the base and is over; returns how many nodes.
+    /// Deletes the nodes that [`Lock::with_hold_at_least`](dlock_core::Lock::with_hold_at_least) and
+    /// [`Locks::once`](dlock_core::Locks::once) left below the base and whose time is over; returns how many.
     ///
-    /// The servers do not. Whoever comes to a key deletes what is over there; so does a program that left it, for as
-    /// long as it runs. This is for keys that nobody comes to again, such as one for each firing of a schedule, and for
-    /// clients of other libraries that wait for such a key. It asks for the nodes of every key, so that once in an hour
-    /// is often.
+    /// The servers do not delete them. A client that comes to a key deletes such nodes there; so does the program that
+    /// left one, for as long as it runs. This method is for keys that no client comes to again, such as one for each
+    /// firing of a schedule, and for clients of other libraries that wait for such a key. It asks for the nodes of
+    /// every key, so that once in an hour is often enough.
     ///
     /// ```no_run
     /// # async fn example(zookeeper: dlock_zk::ZooKeeper) -> Result<(), dlock_core::Error> {
@@ -146,12 +135,40 @@ impl ZooKeeper {
     /// let guard = locks.lock("config").acquire().await?;
     /// if let Some(fence) = guard.fence() {
     ///     let written = zookeeper.fenced_write(fence).set_data("/config/limit", "17").commit().await?;
-    ///     assert!(written, "somebody else has taken over");
+    ///     assert!(written, "another holder has taken over");
     /// }
     /// # Ok(()) }
     /// ```
     pub fn fenced_write(&self, fence: Fence) -> FencedWrite {
         FencedWrite::new(Arc::clone(&self.0), fence)
+    }
+}
+
+impl ZooKeeperBuilder {
+    /// Opens a session.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work,
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the servers refuse the credentials, and
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when none answers. No error contains a password.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(self) -> Result<ZooKeeper> {
+        let zookeeper = self.build()?;
+        boxed(zookeeper.open()).await?;
+        Ok(zookeeper)
+    }
+
+    /// Creates the backend without a session: it opens one when it is first used.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work.
+    pub fn build(self) -> Result<ZooKeeper> {
+        self.check().map(|config| ZooKeeper(Sessions::new(config))).map_err(configure)
     }
 }
 
@@ -223,8 +240,9 @@ impl Backend for ZooKeeper {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
-        let granted = self.0.get(in_time()).await?.timeout();
-        diagnosis::diagnose(self.0.config(), granted).await
+        let session = self.0.get(in_time()).await?;
+        let written = session.prove_life(in_time()).await;
+        diagnosis::diagnose(self.0.config(), session.timeout(), written).await
     }
 
     async fn close(&self) {
@@ -236,44 +254,4 @@ impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ZooKeeper").field("sessions", &self.0).finish()
     }
-}
-
-/// The holder by the name of the node and what is in it, our own line or another library's text. A semaphore has so
-/// many permits.
-pub(crate) fn holder(recipe: Recipe, permits: Option<u32>, path: &str, data: &[u8], stat: &Stat) -> Holder {
-    let text = String::from_utf8_lossy(&data[..data.len().min(DESCRIPTION)]);
-    let mut holder = Holder::parse(&text);
-    let fence = left::fence(&text);
-    let wrote = lowering::fence(&text);
-    if holder == Holder::default() && !text.is_empty() {
-        holder.label = Some(text.into_owned());
-    }
-    let name = path.rsplit('/').next().unwrap_or(path);
-    if recipe.reads(name) {
-        holder.mode = Mode::Shared;
-    } else if let Some(take) = recipe.takes(name) {
-        holder.mode = Mode::Permits { of: permits.unwrap_or(take), take };
-    }
-    // Whoever has such a node leads: another library's participant by the id that it stores.
-    if recipe == Recipe::LeaderLatch && holder.candidate.is_none() {
-        holder.candidate.clone_from(&holder.label);
-    }
-    holder.left_behind = recipe.left_for(name).is_some();
-    holder.fence = if holder.left_behind {
-        // It keeps that of its last holder.
-        fence
-    } else {
-        let own = Fence::new(stat.czxid.cast_unsigned());
-        // One that wrote before it read has that of its first node.
-        wrote.filter(|wrote| recipe.reads(name) && *wrote < own).or(Some(own))
-    };
-    holder
-}
-
-pub(crate) fn configure(failure: Failure) -> Error {
-    Error::new(Operation::Configure, failure).on("zk")
-}
-
-pub(crate) fn in_time() -> Instant {
-    Instant::now() + QUESTION
 }

@@ -1,28 +1,44 @@
 //! One claim on one lock.
+//!
+//! | a [`ZooKeeperClaim`] is | fields that are set | what an attempt does | what `changed` waits for |
+//! |---|---|---|---|
+//! | new | none | opens the session if need be, then as the next | nothing: it never ends |
+//! | waiting for its turn | `node`, whose `turn` waits | takes the turn; when that has come, makes the node, and looks at the queue | the turn: other claims of this process go first |
+//! | looking ahead | `node`, `looking` | waits for the answers of the same requests | nothing: it never ends |
+//! | waiting in the queue | `node`, `wait` | judges the notifications; without one it looks at the node before its own, as the safety net | a change of the node before, or of its own |
+//! | granted | `node`, `proven_at`, and `entry` once it has its signal | | |
+//! | withdrawn | `node`, of which the servers have nothing | as a new one | nothing: it never ends |
+//!
+//! A place in the queue that was lost with its session is reported as `requeued` once, and `changed` then ends at once.
 
+mod downgrade;
+mod failures;
 mod left;
-mod lowering;
 mod permits;
+mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use dlock_core::backend::{
     Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
     by_then,
 };
-use dlock_core::{ErrorKind, Failure, Fence, Timestamp};
+use dlock_core::{Failure, Fence, Timestamp};
 use tokio::time::Instant;
-use zookeeper::{Error, EventType, OneshotWatcher, Stat};
+use zookeeper::EventType;
 
-use crate::backend::holder;
+use self::failures::{SEMAPHORE, exhausted, place_deleted, unclear, used_otherwise};
+use self::waiting::{Looked, Looking, Notification, Wait, look};
 use crate::config::Config;
 use crate::error::of_read;
+use crate::holder::holder;
 use crate::queue_node::QueueNode;
 use crate::recipe::Position;
-use crate::session::{Answer, Entry, Sessions, Waiting, WatchPass, event, read};
+use crate::session::LockEntry;
+use crate::sessions::Sessions;
+use crate::wire::read;
 
 /// A claim on a lock of [`ZooKeeper`](crate::ZooKeeper).
 pub struct ZooKeeperClaim {
@@ -38,82 +54,8 @@ pub struct ZooKeeperClaim {
     /// Another attempt is worth while at once.
     again: bool,
     /// The last proof of life when the lock was granted.
-    proof: Option<Timestamp>,
-    entry: Option<Entry>,
-}
-
-/// What a waiter is notified of.
-struct Wait {
-    /// The name of the node before ours.
-    previous: String,
-    /// The name of what was left in front by somebody who had the lock, if that is what is waited for.
-    left: Option<String>,
-    event: Told,
-    /// Of our own node.
-    own: Told,
-    /// How often the connection had been lost when the watches were set.
-    losses: Option<u64>,
-    _awaited: Waiting,
-}
-
-/// The event of a watch.
-enum Told {
-    NotYet(Answer<EventType>),
-    Event(EventType),
-    /// Too much is watched already: nobody tells.
-    Never,
-}
-
-impl Told {
-    fn by(watched: Option<(OneshotWatcher, WatchPass)>) -> Self {
-        let Some((watcher, pass)) = watched else { return Self::Never };
-        let event = event(watcher);
-        Self::NotYet(Box::pin(async move {
-            let _pass = pass;
-            event.await
-        }))
-    }
-
-    async fn told(&mut self) -> EventType {
-        match self {
-            Self::NotYet(event) => {
-                let event = event.await;
-                *self = Self::Event(event);
-                event
-            }
-            Self::Event(event) => *event,
-            Self::Never => std::future::pending().await,
-        }
-    }
-
-    fn now(&mut self) -> Option<EventType> {
-        let told = std::pin::pin!(self.told());
-        match told.poll(&mut Context::from_waker(Waker::noop())) {
-            std::task::Poll::Ready(event) => Some(event),
-            std::task::Poll::Pending => None,
-        }
-    }
-}
-
-/// The requests of one who begins to wait: a watch on the node before and on our own, and who has the lock.
-struct Looking {
-    previous: String,
-    losses: Option<u64>,
-    answer: Answer<Result<Looked, Error>>,
-}
-
-enum Looked {
-    /// The node before is gone.
-    Gone,
-    Watched {
-        previous: Told,
-        own: Told,
-        /// Who has the lock, and the node before was written to since it was made.
-        holder: Option<(Vec<u8>, Stat)>,
-        written: bool,
-    },
-    /// Our own is gone.
-    OwnGone,
+    proven_at: Option<Timestamp>,
+    entry: Option<LockEntry>,
 }
 
 impl ZooKeeperClaim {
@@ -127,7 +69,7 @@ impl ZooKeeperClaim {
             looking: None,
             requeued: false,
             again: false,
-            proof: None,
+            proven_at: None,
             entry: None,
         }
     }
@@ -217,7 +159,7 @@ impl ZooKeeperClaim {
         let Some(node) = &mut self.node else { return Ok(false) };
         // One who does not wait leaves at once, so that he needs no place among those who do.
         // One who reads keeps its node, and leaves its place among those to others once it has the lock.
-        let needs_place = self.request.waits && self.proof.is_none();
+        let needs_place = self.request.waits && self.proven_at.is_none();
         if node.turn.take(&node.queue, &node.session, needs_place) {
             return Ok(true);
         }
@@ -234,7 +176,7 @@ impl ZooKeeperClaim {
     /// again.
     async fn ask_previous(&mut self, until: Instant) -> Result<Option<Attempt>, Failure> {
         let (Some(wait), Some(node)) = (&mut self.wait, &self.node) else { return Ok(None) };
-        match wait.own.now() {
+        match wait.own.arrived() {
             None => {}
             Some(EventType::NodeDeleted) => return Err(self.deleted(until).await),
             // Somebody wrote to it: it is not watched any more.
@@ -245,7 +187,7 @@ impl ZooKeeperClaim {
             return Ok(None);
         }
         let losses = node.session.losses();
-        match wait.event.now() {
+        match wait.event.arrived() {
             // It had the lock. Nobody can have come in between, and our own node, which is watched too, is still there
             // by the same connection.
             Some(EventType::NodeDeleted)
@@ -253,7 +195,7 @@ impl ZooKeeperClaim {
                     && node.queue.is_head(&wait.previous)
                     && losses.is_some()
                     && losses == wait.losses
-                    && !matches!(wait.own, Told::Never) =>
+                    && !matches!(wait.own, Notification::Unwatched) =>
             {
                 // Others that read may stand before one that reads.
                 if let (Some(own), false) = (node.node(), self.request.mode == Mode::Shared) {
@@ -305,14 +247,14 @@ impl ZooKeeperClaim {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node() else { return Err(place_deleted()) };
         let (session, fence) = (Arc::clone(&node.session), Fence::new(own.czxid.cast_unsigned()));
-        let proof = session.fresh_proof(until).await?;
-        let term = Validity::Session(Some(session.trusted_for()));
-        self.proof = Some(proof);
+        let proven_at = session.fresh_proof(until).await?;
+        let validity = Validity::Session(Some(session.trusted_for()));
+        self.proven_at = Some(proven_at);
         // One that is not alone keeps its node, and leaves its place among those who wait to others.
         if let (false, Some(node)) = (self.request.mode == Mode::Exclusive, &mut self.node) {
             node.turn.leave_place();
         }
-        Ok(Attempt::Granted(Grant::new(term).with_fence(fence).proven_at(proof)))
+        Ok(Attempt::Granted(Grant::new(validity).with_fence(fence).proven_at(proven_at)))
     }
 
     /// Watches `previous`, and finds out who is `first`. `None` when `previous` is gone.
@@ -376,88 +318,6 @@ impl ZooKeeperClaim {
     }
 }
 
-/// Asks for everything that one who waits needs, at once.
-fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
-    let (client, own) = (node.session.client.clone(), Arc::clone(&node.node()?.path));
-    let (path, first) = (node.path_of(previous), (first != previous).then(|| node.path_of(first)));
-    let (pass, own_pass) = (node.session.watch_previous(&path), node.session.watch_own(&own));
-    let answer = async move {
-        let first = first.map(|first| client.get_data(&first));
-        // All are sent before the first answer is waited for.
-        let asked = match &pass {
-            Some(_) => Ok(client.get_and_watch_data(&path)),
-            None => Err(client.get_data(&path)),
-        };
-        let asked_own = match &own_pass {
-            Some(_) => Ok(client.check_and_watch_stat(&own)),
-            None => Err(client.check_stat(&own)),
-        };
-        let got = match asked {
-            Ok(watched) => watched.await.map(|(data, stat, watcher)| ((data, stat), Some(watcher))),
-            Err(looked) => looked.await.map(|found| (found, None)),
-        };
-        let mut written = false;
-        let (holder, previous) = match got {
-            Ok((holder, watcher)) => (Some(holder), watcher),
-            Err(Error::NoNode) => return Ok(Looked::Gone),
-            // Whose data may not be read can still be watched.
-            Err(Error::NoAuth) => {
-                let (stat, watcher) = match &pass {
-                    Some(_) => client.check_and_watch_stat(&path).await.map(|(stat, it)| (stat, Some(it)))?,
-                    None => (client.check_stat(&path).await?, None),
-                };
-                let Some(stat) = stat else { return Ok(Looked::Gone) };
-                written = stat.version > 0;
-                (None, watcher)
-            }
-            Err(error) => return Err(error),
-        };
-        let written = written || holder.as_ref().is_some_and(|(_, stat)| stat.version > 0);
-        let (stat, own) = match asked_own {
-            Ok(watched) => watched.await.map(|(stat, watcher)| (stat, Some(watcher)))?,
-            Err(looked) => (looked.await?, None),
-        };
-        if stat.is_none() {
-            return Ok(Looked::OwnGone);
-        }
-        let (previous, own) = (Told::by(previous.zip(pass)), Told::by(own.zip(own_pass)));
-        // Who it is is good to know, and no reason to fail.
-        let holder = match first {
-            Some(first) => first.await.ok(),
-            None => holder,
-        };
-        Ok(Looked::Watched { previous, own, holder, written })
-    };
-    Some(Looking { previous: previous.to_owned(), losses: node.session.losses(), answer: Box::pin(answer) })
-}
-
-/// What a lock meets where others take permits; how many there are does not matter.
-const SEMAPHORE: Mode = Mode::Permits { of: 1, take: 1 };
-
-/// The failure of a claim on a key that others use in another way.
-fn used_otherwise(ours: Mode, theirs: Mode) -> Failure {
-    ours.conflict(&theirs).unwrap_or_else(|| Failure::invalid_config("others use the key in another way"))
-}
-
-fn exhausted(directory: &str) -> Failure {
-    Failure::invalid_config(format!(
-        "{directory} has run out of numbers, so that its nodes have no order any more: delete it once nobody is in it; \
-         the servers do so by themselves if it is a container"
-    ))
-}
-
-fn unclear(directory: &str, name: &str) -> Failure {
-    Failure::invalid_config(format!(
-        "{directory} has the sequential node {name:?}, which is not of the recipe that this program uses: whether it \
-         has the lock cannot be told; use a path of its own for the other recipe, or give all programs the same by \
-         `with_recipe`"
-    ))
-}
-
-fn place_deleted() -> Failure {
-    Failure::new(ErrorKind::Lost, "its node in the queue was deleted")
-}
-
 impl Claim for ZooKeeperClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.try_once().await
@@ -471,8 +331,8 @@ impl Claim for ZooKeeperClaim {
             // The end of the session is an event too; the next attempt tells which.
             (Some(wait), _) => {
                 tokio::select! {
-                    _ = wait.event.told() => {}
-                    _ = wait.own.told() => {}
+                    _ = wait.event.arrives() => {}
+                    _ = wait.own.arrives() => {}
                 }
             }
             (None, Some(node)) if node.turn.is_waiting() => node.turn.come().await,
@@ -482,12 +342,12 @@ impl Claim for ZooKeeperClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        let (Some(node), Some(proof)) = (&self.node, self.proof) else {
+        let (Some(node), Some(proven_at)) = (&self.node, self.proven_at) else {
             return signal.lost("it was withdrawn");
         };
         match node.node() {
             Some(own) => {
-                self.entry = Some(node.session.enter(signal, Arc::clone(&own.path), own.czxid, proof));
+                self.entry = Some(node.session.enter(signal, Arc::clone(&own.path), own.czxid, proven_at));
             }
             None => signal.lost("its node was deleted"),
         }
@@ -500,7 +360,7 @@ impl Claim for ZooKeeperClaim {
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
         // Boxed: rare.
-        Box::pin(self.lower()).await
+        Box::pin(self.downgrade_node()).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {

@@ -4,21 +4,16 @@ mod certificates;
 mod url;
 
 use std::fmt;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{boxed, sleep, tell};
-use dlock_core::{Failure, Result};
-use tokio::task::JoinSet;
-use zookeeper::{Acl, Acls, Client, CreateMode};
+use dlock_core::Failure;
+use zookeeper::{Acl, Acls};
 
 use self::certificates::{Certificates, Tls};
 use self::url::Target;
-use crate::backend::{ZooKeeper, configure};
 use crate::names::Base;
 use crate::recipe::Recipe;
-use crate::session::{Driven, Refusal, open_driven};
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -28,29 +23,18 @@ const BASE: &str = "/dlock";
 /// follow.
 const TICK: Duration = Duration::from_secs(2);
 const TICKS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
-/// The client library pauses between two rounds over the servers, twice as long each time. With a longer list, in which
-/// each server stands several times, it hardly gets there before the session ends, and pauses a second or so at the
-/// most.
-const ADDRESSES: usize = 24;
-/// A connection without a sign of life counts as broken after this share of the session timeout. That leaves time to
-/// try two more servers that are silent before the locks are lost: the client library picks them at random, and may
-/// well pick the same one again.
-const SILENCE: u32 = 6;
-/// How many attempts to open a session are under way at the most. Another one is begun when none has succeeded for as
-/// long as one server may be silent.
-const OPENINGS: usize = 4;
 
-/// Settings of a [`ZooKeeper`] backend that are not the defaults.
+/// Settings of a [`ZooKeeper`](crate::ZooKeeper) backend that are not the defaults.
 ///
 /// | setting | default | meaning |
 /// |---|---|---|
 /// | base | `/dlock` | the path below which the locks are; the path of the URL, the chroot, stands before it |
-/// | recipe | mutex | whose nodes the locks have, for other clients: Curator's mutex, its read-write lock, or its leader latch |
+/// | recipe | mutex | the form of the nodes, shared with other clients: Curator's mutex, its read-write lock, or its leader latch |
 /// | session timeout | 10 s | after which the servers give the locks of a dead client to others |
 /// | ACL | only the creator if the URL has a user, else anyone | who may do what with a place in a queue |
 /// | tick time | 2 s | the servers' own `tickTime`, of which a session timeout has to have two |
 /// | chroot | has to exist | `with_chroot_created` makes it |
-/// | parent ACL | as the ACL | the same for the nodes above, where they have to be made |
+/// | parent ACL | as the ACL | the rights on the directories above, where they have to be made |
 ///
 /// They can also stand in the URL, but for the ACLs:
 /// `zk://host/app?base=/locks&session_timeout=10s&tick_time=2s&create_chroot=true`, for SASL `sasl=digest-md5`, and for
@@ -87,11 +71,11 @@ pub(crate) struct Config {
     pub(crate) proof_acl: Arc<[Acl]>,
     pub(crate) session_timeout: Duration,
     pub(crate) tick: Duration,
-    creates_chroot: bool,
+    pub(crate) creates_chroot: bool,
     /// User and password.
-    credentials: Option<(String, String)>,
+    pub(crate) credentials: Option<(String, String)>,
     #[cfg(feature = "sasl")]
-    sasl: bool,
+    pub(crate) sasl: bool,
     pub(crate) tls: Option<Tls>,
 }
 
@@ -119,7 +103,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Sets whose nodes the locks have: which other clients share them. Default [`Recipe::Mutex`]. All clients of a
-    /// lock have to agree; one that finds nodes of the other recipe grants nothing, with an error of the kind
+    /// lock have to agree: a client that finds nodes of another recipe grants nothing, with an error of the kind
     /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
     pub const fn with_recipe(mut self, recipe: Recipe) -> Self {
         self.recipe = Some(recipe);
@@ -158,11 +142,11 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets who may do what with a place in a queue. Default: everything for the creator and nothing for others if the
-    /// URL has a user, and else everything for everybody.
+    /// Sets the rights on a node in a queue. Default: all rights for the creator and none for others if the URL has a
+    /// user, and otherwise all rights for all clients.
     ///
-    /// This says who may see who stands in line. Who may stand there, and take others away, is said by the
-    /// [parent ACL](Self::with_parent_acl).
+    /// These rights decide which clients may see the queue. The [parent ACL](Self::with_parent_acl) decides which may
+    /// stand in it, and take others away.
     pub fn with_acl(mut self, acl: impl IntoIterator<Item = Acl>) -> Self {
         self.acl = Some(acl.into_iter().collect());
         self
@@ -188,32 +172,6 @@ impl ZooKeeperBuilder {
     pub fn with_client_certificate(mut self, certificate: impl Into<String>, key: impl Into<String>) -> Self {
         self.certificates.client = Some((certificate.into(), key.into()));
         self
-    }
-
-    /// Opens a session.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work,
-    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the servers refuse the credentials, and
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when none answers. No error contains a password.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn connect(self) -> Result<ZooKeeper> {
-        let zookeeper = self.build()?;
-        boxed(zookeeper.open()).await?;
-        Ok(zookeeper)
-    }
-
-    /// Creates the backend without a session: it opens one when it is first used.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting or the URL cannot work.
-    pub fn build(self) -> Result<ZooKeeper> {
-        self.check().map(ZooKeeper::new).map_err(configure)
     }
 
     pub(crate) fn check(self) -> Result<Config, Failure> {
@@ -279,121 +237,6 @@ fn place(servers: &str) -> String {
 impl Config {
     pub(crate) const fn has_user(&self) -> bool {
         self.credentials.is_some()
-    }
-
-    /// Opens a session.
-    pub(crate) async fn open(&self) -> std::result::Result<Driven, Refusal> {
-        let silence = self.session_timeout / SILENCE;
-        let mut driven = self.open_with(silence).await?;
-        let granted = driven.client.session_timeout();
-        if granted < self.tick * 2 {
-            return Err(Refusal::Settings(format!(
-                "the servers grant a session timeout of {granted:?}, which is less than two ticks of {:?}: a leader could \
-                 give a lock away that its holder still believes in; use a longer one, or say with with_tick_time or \
-                 tick_time= that the servers' tickTime is shorter",
-                self.tick
-            )));
-        }
-        if granted != self.session_timeout {
-            let asked = self.session_timeout;
-            let what = "the servers grant another session timeout";
-            tell(|| {
-                tracing::warn!(
-                    target: "dlock",
-                    {
-                        dlock.backend = "zk",
-                        dlock.asked = ?asked,
-                        dlock.granted = ?granted,
-                    },
-                    "{what}"
-                );
-            });
-        }
-        if granted / SILENCE > silence {
-            // The server insists on a longer session: connections need not be given up as early as was asked for.
-            drop(driven);
-            driven = self.open_with(granted / SILENCE).await?;
-        }
-        self.find_chroot(&driven.client).await?;
-        Ok(driven)
-    }
-
-    async fn find_chroot(&self, client: &Client) -> std::result::Result<(), Refusal> {
-        let chroot = &self.chroot;
-        if chroot.is_empty() || client.check_stat(chroot).await?.is_some() {
-            return Ok(());
-        }
-        if !self.creates_chroot {
-            return Err(Refusal::Settings(format!(
-                "the path {chroot:?} of the URL does not exist: correct it, or have it made with create_chroot=true"
-            )));
-        }
-        // Not a container, which would be gone again when it is empty.
-        let options = CreateMode::Persistent.with_acls(Acls::new(&self.parent_acl));
-        Ok(client.mkdir(chroot, &options).await?)
-    }
-
-    /// The servers, each as often as makes a long list.
-    fn addresses(&self) -> String {
-        let count = self.servers.split(',').count();
-        vec![self.servers.as_str(); ADDRESSES.div_ceil(count)].join(",")
-    }
-
-    /// Opens a session, by several attempts if servers are silent: each attempt picks servers at random, and may pick
-    /// those again and again.
-    async fn open_with(&self, silence: Duration) -> std::result::Result<Driven, zookeeper::Error> {
-        let mut attempts = JoinSet::new();
-        let mut begun = 0;
-        loop {
-            if begun < OPENINGS {
-                attempts.spawn(open_driven(self.attempt(silence)));
-                begun += 1;
-            }
-            let more = begun < OPENINGS;
-            tokio::select! {
-                Some(opened) = attempts.join_next() => match opened {
-                    Ok(Err(zookeeper::Error::Timeout)) if !attempts.is_empty() => {}
-                    Ok(opened) => return opened,
-                    Err(error) => match error.try_into_panic() {
-                        Ok(panic) => resume_unwind(panic),
-                        Err(error) => return Err(zookeeper::Error::UnexpectedError(error.to_string())),
-                    },
-                },
-                () = sleep(silence), if more => {}
-            }
-        }
-    }
-
-    /// Tries to open a session.
-    fn attempt(
-        &self,
-        silence: Duration,
-    ) -> impl Future<Output = std::result::Result<Client, zookeeper::Error>> + Send + use<> {
-        let mut connector = Client::connector()
-            .with_session_timeout(self.session_timeout)
-            .with_connection_timeout(silence)
-            .with_fail_eagerly();
-        match &self.credentials {
-            #[cfg(feature = "sasl")]
-            Some((user, password)) if self.sasl => {
-                let options = zookeeper::SaslOptions::digest_md5(user.clone(), password.clone());
-                connector = connector.with_sasl(options);
-            }
-            Some((user, password)) => {
-                connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
-            }
-            None => {}
-        }
-        let (servers, tls) = (self.addresses(), self.tls.as_ref().cloned());
-        async move {
-            match tls {
-                None => connector.connect(&servers).await,
-                #[cfg(feature = "tls")]
-                Some(tls) => connector.with_tls(tls).secure_connect(&servers).await,
-                #[cfg(not(feature = "tls"))]
-                Some(never) => match never {},
-            }
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use dlock_core::backend::{Finding, within};
-use dlock_core::{Failure, keeper};
+use dlock_core::{ErrorKind, Failure, keeper};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -18,9 +18,23 @@ const ANSWER: u64 = 64 << 10;
 /// What a server says to a four-letter word: lines of a name and a value.
 type Facts = HashMap<String, String>;
 
-/// `granted` is the session timeout that the servers granted.
-pub(crate) async fn diagnose(config: &Config, granted: Duration) -> Result<Vec<Finding>, Failure> {
+/// `granted` is the session timeout that the servers granted, and `written` what came of a session's proof of life,
+/// without which no lock is granted.
+pub(crate) async fn diagnose(
+    config: &Config,
+    granted: Duration,
+    written: Result<(), Failure>,
+) -> Result<Vec<Finding>, Failure> {
     let mut findings = vec![session_timeout(granted, config.session_timeout), rights(config.has_user())];
+    match written {
+        Err(failure) if failure.kind() == ErrorKind::Denied => findings.push(Finding::danger(
+            "rights",
+            failure.message(),
+            "change the ACLs of these nodes (setAcl), or log in as the user who made them: without its node no lock is \
+             granted to this session",
+        )),
+        written => written?,
+    }
     let servers: Vec<&str> = config.servers.split(',').collect();
     findings.push(ensemble(servers.len()));
     if config.tls.is_some() {
@@ -35,7 +49,7 @@ pub(crate) async fn diagnose(config: &Config, granted: Duration) -> Result<Vec<F
         };
         let status = ask(server, "srvr").await;
         findings.extend(of_status(&status).map(named));
-        if matches!(status, Answer::Facts(_)) {
+        if matches!(status, Reply::Facts(_)) {
             findings
                 .extend(of_settings(&ask(server, "conf").await, granted, config.tick).into_iter().map(named));
         }
@@ -43,14 +57,14 @@ pub(crate) async fn diagnose(config: &Config, granted: Duration) -> Result<Vec<F
     Ok(findings)
 }
 
-enum Answer {
+enum Reply {
     Facts(Facts),
     /// It is not on the server's list of commands.
     Refused,
     Silent(std::io::Error),
 }
 
-async fn ask(server: &str, word: &str) -> Answer {
+async fn ask(server: &str, word: &str) -> Reply {
     let asking = async {
         // The runtime of the caller may have no I/O.
         let opened = keeper::open(|| TcpStream::connect(server.to_owned())).await;
@@ -61,10 +75,10 @@ async fn ask(server: &str, word: &str) -> Answer {
         Ok::<_, std::io::Error>(String::from_utf8_lossy(&text).into_owned())
     };
     match within(PATIENCE, asking).await {
-        Some(Ok(text)) if text.contains("not in the whitelist") || text.is_empty() => Answer::Refused,
-        Some(Ok(text)) => Answer::Facts(facts(&text)),
-        Some(Err(error)) => Answer::Silent(error),
-        None => Answer::Silent(std::io::ErrorKind::TimedOut.into()),
+        Some(Ok(text)) if text.contains("not in the whitelist") || text.is_empty() => Reply::Refused,
+        Some(Ok(text)) => Reply::Facts(facts(&text)),
+        Some(Err(error)) => Reply::Silent(error),
+        None => Reply::Silent(std::io::ErrorKind::TimedOut.into()),
     }
 }
 
@@ -107,15 +121,15 @@ fn ensemble(servers: usize) -> Finding {
     }
 }
 
-fn of_status(status: &Answer) -> Option<Finding> {
+fn of_status(status: &Reply) -> Option<Finding> {
     Some(match status {
-        Answer::Silent(error) => Finding::warning(
+        Reply::Silent(error) => Finding::warning(
             "server",
             format!("it does not answer ({error})"),
             "bring it back, or take it out of the URL",
         ),
-        Answer::Refused => Finding::fine("server", "it answers no `srvr` (4lw.commands.whitelist)"),
-        Answer::Facts(facts) => {
+        Reply::Refused => Finding::fine("server", "it answers no `srvr` (4lw.commands.whitelist)"),
+        Reply::Facts(facts) => {
             let mode = facts.get("Mode").map_or("unknown", String::as_str);
             let version = facts.get("Zookeeper version").map_or("unknown", String::as_str);
             let version = version.split(['-', ',']).next().unwrap_or(version);
@@ -135,8 +149,8 @@ fn of_status(status: &Answer) -> Option<Finding> {
     })
 }
 
-fn of_settings(settings: &Answer, granted: Duration, tick: Duration) -> Vec<Finding> {
-    let Answer::Facts(facts) = settings else {
+fn of_settings(settings: &Reply, granted: Duration, tick: Duration) -> Vec<Finding> {
+    let Reply::Facts(facts) = settings else {
         let found =
             "it answers no `conf` (4lw.commands.whitelist): tickTime and maxClientCnxns are not known";
         return vec![Finding::fine("settings", found)];
@@ -180,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_tick_that_is_too_long_for_the_session_is_a_danger_and_one_that_dlock_does_not_know_a_warning() {
-        let settings = Answer::Facts(facts("clientPort=2181\ntickTime=3000\nmaxClientCnxns=2\n"));
+        let settings = Reply::Facts(facts("clientPort=2181\ntickTime=3000\nmaxClientCnxns=2\n"));
         let severities = |granted, tick| {
             let seconds = Duration::from_secs;
             let found = of_settings(&settings, seconds(granted), seconds(tick));
@@ -193,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_server_says_its_version_and_its_part() {
-        let status = |text: &str| of_status(&Answer::Facts(facts(text))).unwrap();
+        let status = |text: &str| of_status(&Reply::Facts(facts(text))).unwrap();
         let well = status(
             "Zookeeper version: 3.8.0-5a02a05eddb59aee6ac762f7ea82e92a68eb9c0f, built on 2022\nMode: follower",
         );

@@ -1,9 +1,7 @@
 //! What the errors of server and client library mean for a lock.
 
-use dlock_core::{ErrorKind, Failure};
+use dlock_core::{Error as LockError, ErrorKind, Failure, Operation};
 use zookeeper::Error;
-
-use crate::session::{Greeting, Refusal};
 
 /// How a server refuses a node that ends with its session to a session that no other server knows of. The client
 /// library has no name for that.
@@ -55,7 +53,7 @@ fn no_answer(error: &Error) -> String {
 }
 
 /// What a refusal by the server means.
-fn refusal(error: &Error, path: &str) -> Failure {
+pub(crate) fn refusal(error: &Error, path: &str) -> Failure {
     let (kind, advice) = match error {
         Error::NoAuth => (
             ErrorKind::Denied,
@@ -89,33 +87,9 @@ fn refusal(error: &Error, path: &str) -> Failure {
     Failure::new(kind, format!("{advice} ({path:?}: {error})"))
 }
 
-/// Why no session could be opened. Nothing was sent that changes anything.
-pub(crate) fn not_opened(refusal: &Refusal, servers: &str) -> Failure {
-    let error = match refusal {
-        Refusal::Settings(what) => return Failure::invalid_config(format!("{servers}: {what}")),
-        Refusal::Client(error) => error,
-        Refusal::Unreached(greeting) => {
-            let what = match greeting {
-                Greeting::Closed => {
-                    "connections are accepted and ended at once; the servers have as many of this host as they allow \
-                     (maxClientCnxns), or a proxy before them reaches none"
-                }
-                Greeting::Silent => {
-                    "connections are accepted, and no session comes of them; is it ZooKeeper with a quorum, and with TLS \
-                     as the URL says?"
-                }
-                Greeting::None => "no connection; is a server listening there?",
-            };
-            return Failure::unavailable(format!("{servers}: {what}"));
-        }
-    };
-    match error {
-        Error::AuthFailed => {
-            Failure::denied(format!("{servers}: the server refused the user or the password"))
-        }
-        Error::BadArguments(what) => Failure::invalid_config(format!("{servers}: {what}")),
-        _ => Failure::unavailable(format!("{servers}: no session could be opened ({error})")),
-    }
+/// The error of settings, or of an opening that fails.
+pub(crate) fn configure(failure: Failure) -> LockError {
+    LockError::new(Operation::Configure, failure).on("zk")
 }
 
 #[cfg(test)]
@@ -144,21 +118,5 @@ mod tests {
         assert!(denied.message().contains("/dlock/a") && denied.message().contains("ACL"), "{denied}");
         assert!(of_write(Error::Throttled, "/a").is_transient());
         assert!(!of_write(Error::QuotaExceeded, "/a").is_transient());
-    }
-
-    #[test]
-    fn servers_that_do_not_answer_are_unavailable_and_named() {
-        for greeting in [Greeting::None, Greeting::Silent, Greeting::Closed] {
-            let failure = not_opened(&Refusal::Unreached(greeting), "a:1,b:2");
-            assert_eq!(failure.kind(), ErrorKind::Unavailable);
-            assert!(failure.message().contains("a:1,b:2"), "{failure}");
-            assert_eq!(
-                failure.message().contains("maxClientCnxns"),
-                greeting == Greeting::Closed,
-                "{failure}"
-            );
-            assert_eq!(failure.message().contains("listening"), greeting == Greeting::None, "{failure}");
-        }
-        assert_eq!(not_opened(&Error::AuthFailed.into(), "a:1").kind(), ErrorKind::Denied);
     }
 }

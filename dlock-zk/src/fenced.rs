@@ -7,9 +7,9 @@ use dlock_core::backend::by_then;
 use dlock_core::{Error, ErrorKind, Failure, Fence, Operation, Result};
 use zookeeper::{Acls, CheckWriteError, CheckWriter, CreateMode, Error as ZkError};
 
-use crate::backend::in_time;
 use crate::error::of_write;
-use crate::session::Sessions;
+use crate::sessions::Sessions;
+use crate::wire::in_time;
 
 /// A change of nodes in one step, carried out only while a lock is held. Made by
 /// [`ZooKeeper::fenced_write`](crate::ZooKeeper::fenced_write).

@@ -3,7 +3,7 @@
 use dlock_core::Holder;
 use zookeeper::Stat;
 
-use crate::backend::holder;
+use crate::holder::holder;
 use crate::recipe::Recipe;
 use crate::semaphore;
 
@@ -27,7 +27,7 @@ pub fn holders_in(text: &str) -> Vec<Holder> {
         assert!(semaphore::holding(recipe, &in_order, permits.unwrap_or(3)) <= in_order.len());
         for (name, data) in &nodes {
             let _ = recipe.position(&names, name);
-            let _ = semaphore::Place::of(recipe, &names, name, permits.unwrap_or(3));
+            let _ = semaphore::PermitPosition::of(recipe, &names, name, permits.unwrap_or(3));
             let czxid = recipe.sequence(name).unwrap_or(-1);
             let stat = Stat { czxid, ..NO_STAT };
             holders.push(holder(recipe, permits, &format!("/locks/key/{name}"), data.as_bytes(), &stat));

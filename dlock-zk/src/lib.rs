@@ -13,6 +13,7 @@ mod config;
 mod diagnosis;
 mod error;
 mod fenced;
+mod holder;
 #[cfg(any(test, fuzzing))]
 mod hostile;
 mod left;
@@ -22,6 +23,8 @@ mod queue_node;
 mod recipe;
 mod semaphore;
 mod session;
+mod sessions;
+mod wire;
 
 pub use backend::ZooKeeper;
 pub use claim::ZooKeeperClaim;
@@ -31,5 +34,5 @@ pub use fenced::FencedWrite;
 #[doc(hidden)]
 pub use hostile::holders_in;
 pub use recipe::Recipe;
-/// What stands in an access control list, for [`ZooKeeperBuilder::with_acl`].
+/// The entries of an access control list, for [`ZooKeeperBuilder::with_acl`].
 pub use zookeeper::{Acl, AuthId, Permission};

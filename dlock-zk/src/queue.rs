@@ -6,17 +6,19 @@
 mod numbers;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use dlock_core::backend::Mutex;
 use dlock_core::{Failure, keeper};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use zookeeper::Error;
 
 pub(crate) use self::numbers::{Numbers, Watched};
-use crate::session::{Answer, Pass, Session, read};
+use crate::session::{Pass, Session};
+use crate::wire::{Answer, read};
 
 /// How many nodes one process has in one queue: enough that the next ones are in line before a lock is released.
 pub(crate) const NODES: usize = 16;
@@ -78,7 +80,7 @@ impl Queue {
 
     /// Whether it is time that one of those who wait looks for what was left in front; if so it is the caller.
     pub(crate) fn takes_look(&self) -> bool {
-        let (mut looked, now) = (lock(&self.looked), Instant::now());
+        let (mut looked, now) = (self.looked.lock(), Instant::now());
         let due = looked.is_none_or(|at| now.duration_since(at) >= LOOKS);
         if due {
             *looked = Some(now);
@@ -88,7 +90,7 @@ impl Queue {
 
     /// Notes that no node stands before this one.
     pub(crate) fn note_head(&self, name: &str) {
-        let mut head = lock(&self.head);
+        let mut head = self.head.lock();
         if head.as_deref() != Some(name) {
             *head = Some(name.into());
         }
@@ -96,14 +98,14 @@ impl Queue {
 
     /// Whether certainly no node stands before this one.
     pub(crate) fn is_head(&self, name: &str) -> bool {
-        lock(&self.head).as_deref() == Some(name)
+        self.head.lock().as_deref() == Some(name)
     }
 
     /// Lists the directory as it is after this call, by one request for all who ask at the same time. The answer may
     /// lack what other sessions did; it has all that stood before a node of this session when that was made.
     pub(crate) async fn list(&self, session: &Session, until: Instant) -> Result<Children, Failure> {
         let mine = {
-            let mut listings = lock(&self.listings);
+            let mut listings = self.listings.lock();
             listings.asked += 1;
             listings.asked
         };
@@ -128,7 +130,7 @@ impl Queue {
     /// The listing to wait for: one that was sent after the question `mine`, or another one that is under way. It is
     /// waited for by a task of its own, so that one who asked and is not polled holds up nobody.
     fn listing(&self, session: &Session, mine: u64) -> Result<Listing, Error> {
-        let mut listings = lock(&self.listings);
+        let mut listings = self.listings.lock();
         if let Some(last) = &listings.last
             && (last.suffices(session, mine) || last.is_under_way())
         {
@@ -179,7 +181,7 @@ struct Known {
 
 impl Queues {
     pub(crate) fn of(&self, directory: Arc<str>) -> Arc<Queue> {
-        let mut known = lock(&self.0);
+        let mut known = self.0.lock();
         let Known { queues, limit, numbers, recent } = &mut *known;
         if let Some(queue) = queues.get(&directory).and_then(Weak::upgrade) {
             return queue;
@@ -293,8 +295,4 @@ impl Turn {
     pub(crate) fn left(&mut self) {
         *self = Self::default();
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,25 @@
 //! What a claim has on the servers: its node in the queue, or what may become one.
 //!
-//! Requests whose answers matter live in here and not in the future of a step, so that a step that is dropped midway
-//! loses nothing: the next one waits for the same answer.
+//! Requests whose answers matter live in a [`QueueNode`] and not in the future of a step, so that a step that is
+//! dropped midway loses nothing: the next one waits for the same answer.
+//!
+//! | state | fields that are set | what ends it |
+//! |---|---|---|
+//! | nothing | none of these | `ensure_node` sends a creation: creating |
+//! | creating | `creation` | the node was made: in the queue; the server refused it: nothing; no answer: in doubt |
+//! | in doubt | `in_doubt` | `find` keeps the oldest node that this session has under `prefix`, and deletes the others: in the queue, or nothing |
+//! | in the queue | `node` | `send_deletion`, `leave`: leaving; `leave_behind`: replacing; `downgrade`: downgrading |
+//! | leaving | `node`, `deletion` | the node is gone: nothing; the server refused it: in the queue; no answer: deleted unseen |
+//! | deleted unseen | `node`, `deleted_unseen` | `leave` sends the deletion again, and a node that is missing counts as removed: nothing; `ensure_node`: in doubt |
+//! | replacing | `node`, `replacement` | a node keeps the key taken: nothing; the server refused it: in the queue; no answer: deleted unseen, with `replaced_unseen` |
+//! | downgrading | `node`, `downgrade`, `downgrade_unseen` | the node of a reader is there: in the queue by that; the server refused it: in the queue; no answer: the next `downgrade` looks for the reader's node, and `leave` deletes both |
+//!
+//! When its session ends, the servers delete its node: `move_to` begins anew, in doubt if a creation was not answered.
 
+mod creation;
+pub(crate) mod downgrade;
 mod leaving;
-pub(crate) mod lowering;
+mod replacement;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,32 +27,23 @@ use std::time::Duration;
 use dlock_core::backend::{Mode, Withdrawal, by_then};
 use dlock_core::{Failure, Timestamp};
 use tokio::time::Instant;
-use zookeeper::{Acls, CreateMode, CreateSequence, Error, Stat};
+use zookeeper::{Error, Stat};
 
-use self::leaving::Replacement;
-pub(crate) use self::leaving::{Leave, Left};
-use self::lowering::Lowering;
+pub(crate) use self::creation::Content;
+use self::creation::{Creation, Parts, send};
+pub(crate) use self::leaving::{LeaveOutcome, LeftNode};
+use self::replacement::Replacement;
 use crate::config::Config;
 use crate::error::{is_refusal, of_read, of_write};
 use crate::queue::{Queue, Turn, Watched};
 use crate::recipe::{Position, Recipe};
-use crate::semaphore;
-use crate::session::{Answer, Session, make_directory, read, together};
-
-/// What a directory has besides its nodes.
-pub(crate) type Content = (Vec<u8>, Stat);
-
-/// The answers to a creation and to what was asked together with it: the nodes of the directory, and what it has.
-type Created = (
-    Result<(Stat, CreateSequence), Error>,
-    Option<Result<Vec<String>, Error>>,
-    Option<Result<Content, Error>>,
-);
+use crate::session::Session;
+use crate::wire::{Answer, make_directory, read};
 
 /// How often the directory is made anew when it vanishes between its making and the making of a node in it.
 const DIRECTORIES: u32 = 8;
 
-/// For requests that others bound.
+/// For requests that the caller bounds.
 const FOREVER: Duration = Duration::from_secs(3_600);
 
 /// A claim's node in a queue.
@@ -51,30 +57,23 @@ pub(crate) struct QueueNode {
     prefix: Arc<str>,
     node: Option<Node>,
     creation: Option<Creation>,
-    /// A node may exist whose name was never learned.
+    /// A node may exist whose name is not known.
     in_doubt: bool,
     deletion: Option<Answer<Result<(), Error>>>,
-    /// What is to stand in its place, where the key stays taken.
-    replacement: Option<Replacement>,
-    /// A deletion was sent that nobody knows the outcome of.
+    /// A replacement by a node that keeps the key taken; its answer is until when, by the servers' clock.
+    replacement: Option<Replacement<i64>>,
+    /// A deletion was sent whose outcome is not known.
     deleted_unseen: bool,
-    /// As part of a replacement by this node.
+    /// The new node of a replacement whose outcome is not known.
     replaced_unseen: Option<Arc<str>>,
-    /// What has a writer go on as a reader.
-    lowering: Option<Lowering>,
-    /// The reader's node, if such a request was sent that nobody knows the outcome of.
-    lowered_unseen: Option<Arc<str>>,
-}
-
-/// A creation, and a listing that was sent together with it unless its number may tell enough.
-struct Creation {
-    sent: Timestamp,
-    watched: Option<Watched>,
-    answer: Answer<Created>,
+    /// A replacement by the node of a reader.
+    downgrade: Option<Replacement<Stat>>,
+    /// The node of the reader, once such a replacement was sent, until its outcome is known.
+    downgrade_unseen: Option<Arc<str>>,
 }
 
 /// What is known of the queue when a node was made.
-enum Around {
+enum Neighbours {
     /// It stands in front.
     First,
     /// These were in it afterwards, and the directory of a semaphore had this.
@@ -82,8 +81,8 @@ enum Around {
     Unknown,
 }
 
-/// How a claim came to stand in its queue.
-pub(crate) enum Stands {
+/// How `ensure_node` found the node in its queue.
+pub(crate) enum Enqueued {
     /// By a node made just now, before which there is none.
     First,
     /// By a node made just now: these were in the queue afterwards, and the directory of a semaphore had this.
@@ -126,12 +125,12 @@ impl QueueNode {
             replacement: None,
             deleted_unseen: false,
             replaced_unseen: None,
-            lowering: None,
-            lowered_unseen: None,
+            downgrade: None,
+            downgrade_unseen: None,
         }
     }
 
-    /// Goes over to another session. A node of the old one may still be there. Whether there was one.
+    /// Begins anew with another session, while a node of the old one may still be there. Returns whether it had a node.
     pub(crate) fn move_to(&mut self, session: Arc<Session>) -> bool {
         let had_node = self.node.is_some();
         let in_doubt = self.in_doubt || self.creation.is_some();
@@ -145,13 +144,13 @@ impl QueueNode {
         self.node.as_ref()
     }
 
-    /// Whether the servers certainly have nothing of it.
+    /// Returns whether the servers certainly have nothing of it.
     pub(crate) fn is_empty(&self) -> bool {
         self.node.is_none()
             && self.creation.is_none()
             && !self.in_doubt
             && self.deletion.is_none()
-            && self.lowered_unseen.is_none()
+            && self.downgrade_unseen.is_none()
     }
 
     pub(crate) fn path_of(&self, name: &str) -> String {
@@ -172,22 +171,22 @@ impl QueueNode {
         describe: impl Fn() -> String + Send,
         until: Instant,
     ) -> Result<Position, Failure> {
-        match self.stand(config, describe, until).await? {
-            Stands::First => {
+        match self.ensure_node(config, describe, until).await? {
+            Enqueued::First => {
                 if let Some(node) = &mut self.node {
                     node.at_once = true;
                     self.queue.note_head(&node.name);
                 }
                 Ok(Position::First)
             }
-            Stands::New(children, _) => {
+            Enqueued::New(children, _) => {
                 let position = self.position(&children);
                 if let Some(node) = &mut self.node {
                     node.at_once = position == Position::First;
                 }
                 Ok(position)
             }
-            Stands::There => {
+            Enqueued::There => {
                 let children = Box::pin(self.children(until)).await?;
                 Ok(self.position(&children))
             }
@@ -195,12 +194,12 @@ impl QueueNode {
     }
 
     /// Makes the node if there is none yet.
-    pub(crate) async fn stand(
+    pub(crate) async fn ensure_node(
         &mut self,
         config: &Config,
         describe: impl Fn() -> String + Send,
         until: Instant,
-    ) -> Result<Stands, Failure> {
+    ) -> Result<Enqueued, Failure> {
         if self.deletion.is_some() {
             // An earlier step left the queue already.
             self.deleted().await?;
@@ -212,21 +211,21 @@ impl QueueNode {
             Box::pin(self.find(until)).await?;
         }
         if self.node.is_some() {
-            return Ok(Stands::There);
+            return Ok(Enqueued::There);
         }
         let (children, content) = match self.create(config, describe, until).await? {
-            Around::First => return Ok(Stands::First),
-            Around::Nodes(children, content) => (children, content),
-            Around::Unknown => (Box::pin(self.children(until)).await?.to_vec(), None),
+            Neighbours::First => return Ok(Enqueued::First),
+            Neighbours::Nodes(children, content) => (children, content),
+            Neighbours::Unknown => (Box::pin(self.children(until)).await?.to_vec(), None),
         };
         let duplicates = children.iter().filter(|name| name.starts_with(&*self.prefix)).count();
         if duplicates == 1 {
-            return Ok(Stands::New(children, content));
+            return Ok(Enqueued::New(children, content));
         }
         // An earlier request under the same token was carried out too, or somebody deleted the node already.
         self.in_doubt = true;
         Box::pin(self.find(until)).await?;
-        Ok(Stands::There)
+        Ok(Enqueued::There)
     }
 
     async fn children(&mut self, until: Instant) -> Result<Arc<[String]>, Failure> {
@@ -254,7 +253,7 @@ impl QueueNode {
         config: &Config,
         describe: impl Fn() -> String + Send,
         until: Instant,
-    ) -> Result<Around, Failure> {
+    ) -> Result<Neighbours, Failure> {
         for turn in 0..DIRECTORIES {
             let creation = match &mut self.creation {
                 Some(creation) => creation,
@@ -288,13 +287,13 @@ impl QueueNode {
                         let first = watched.is_some_and(|watched| {
                             numbers.prove(&self.session, watched, sequence.into_i64())
                         });
-                        return Ok(if first { Around::First } else { Around::Unknown });
+                        return Ok(if first { Neighbours::First } else { Neighbours::Unknown });
                     };
                     let directory = &self.queue.directory;
                     return match (listed, content.transpose()) {
-                        (Ok(children), Ok(content)) => Ok(Around::Nodes(children, content)),
+                        (Ok(children), Ok(content)) => Ok(Neighbours::Nodes(children, content)),
                         (Err(Error::NoNode), _) | (_, Err(Error::NoNode)) => {
-                            Ok(Around::Nodes(Vec::new(), None))
+                            Ok(Neighbours::Nodes(Vec::new(), None))
                         }
                         (Err(error), _) | (_, Err(error)) => Err(of_read(error, directory)),
                     };
@@ -308,7 +307,7 @@ impl QueueNode {
                     made.unwrap_or(Err(Error::Timeout)).map_err(|error| of_read(error, directory))?;
                 }
                 Err(error) => {
-                    self.session.heed(&error);
+                    self.session.end_if_failed(&error);
                     self.in_doubt = !is_refusal(&error);
                     return Err(of_write(error, &self.queue.directory));
                 }
@@ -344,14 +343,14 @@ impl QueueNode {
     /// Sends the deletion of the node, ahead of whatever this session sends next.
     pub(crate) fn send_deletion(&mut self) {
         if let (Some(node), None) = (&self.node, &self.deletion) {
-            self.deletion = Some(self.session.requests.delete(&self.session, &node.path));
+            self.deletion = Some(self.session.requests.delete(&node.path));
         }
     }
 
     /// Notes that the servers have nothing of it any more.
     pub(crate) fn forget(&mut self) {
         (self.node, self.creation, self.deletion, self.in_doubt) = (None, None, None, false);
-        (self.replacement, self.lowering, self.lowered_unseen) = (None, None, None);
+        (self.replacement, self.downgrade, self.downgrade_unseen) = (None, None, None);
     }
 
     /// Leaves the queue.
@@ -380,17 +379,17 @@ impl QueueNode {
             }
         }
         // Not before the own node is gone: what makes a reader's of it may still be on its way.
-        if let Some(reader) = self.drop_lowering() {
+        if let Some(reader) = self.drop_downgrade() {
             // Until the deletion is known to be done, whoever drops this or calls it again finds the node.
-            match self.session.requests.delete(&self.session, &reader).await {
+            match self.session.requests.delete(&reader).await {
                 Ok(()) => withdrawal = Withdrawal::REMOVED,
                 Err(Error::NoNode) => {}
                 Err(error) => {
-                    self.session.heed(&error);
+                    self.session.end_if_failed(&error);
                     return Err(of_write(error, &self.queue.directory));
                 }
             }
-            self.lowered_unseen = None;
+            self.downgrade_unseen = None;
         }
         self.turn.left();
         Ok(withdrawal)
@@ -408,7 +407,7 @@ impl QueueNode {
             }
             Err(Error::NoNode) => self.deleted_unseen,
             Err(error) => {
-                self.session.heed(&error);
+                self.session.end_if_failed(&error);
                 self.deleted_unseen |= !is_refusal(&error);
                 return Err(of_write(error, &self.queue.directory));
             }
@@ -444,50 +443,4 @@ impl QueueNode {
         }
         Ok(())
     }
-}
-
-/// What is sent besides a creation.
-struct Parts {
-    /// The creation of the directory, before.
-    directory: bool,
-    /// A listing, afterwards.
-    listing: bool,
-    /// The directory of a semaphore of so many permits: what it has is asked for too.
-    permits: Option<u32>,
-}
-
-/// Sends a creation and what goes with it together; the session keeps their order.
-fn send(
-    session: &Session,
-    directory: &Arc<str>,
-    prefix: &str,
-    config: &Config,
-    data: String,
-    parts: Parts,
-) -> Answer<Created> {
-    let (client, driver) = (session.client.clone(), Arc::clone(&session.driver));
-    let (directory, path) = (Arc::clone(directory), format!("{directory}/{prefix}"));
-    let (acl, parent_acl) = (Arc::clone(&config.acl), Arc::clone(&config.parent_acl));
-    together(Box::pin(async move {
-        let container = CreateMode::Container.with_acls(Acls::new(&parent_acl));
-        let options = CreateMode::EphemeralSequential.with_acls(Acls::new(&acl));
-        let content = parts.permits.map(semaphore::content).unwrap_or_default();
-        let (_made, created, listed, content) = driver.send(|| {
-            // What came of it shows in the answer to the next request.
-            let made = parts.directory.then(|| client.create(&directory, content.as_bytes(), &container));
-            let created = client.create(&path, data.as_bytes(), &options);
-            let listed = parts.listing.then(|| client.list_children(&directory));
-            (made, created, listed, parts.permits.map(|_| client.get_data(&directory)))
-        });
-        let created = created.await;
-        let listed = match listed {
-            Some(listed) => Some(listed.await),
-            None => None,
-        };
-        let content = match content {
-            Some(content) => Some(content.await),
-            None => None,
-        };
-        (created, listed, content)
-    }))
 }

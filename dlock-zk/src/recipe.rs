@@ -1,4 +1,4 @@
-//! The nodes in the queue of a lock: how clients name them, in which order they stand, and who holds the lock.
+//! The nodes in the queue of a lock: how clients name them. Their order is in `recipe/order.rs`.
 //!
 //! | recipe | who holds it alone | who reads |
 //! |---|---|---|
@@ -7,14 +7,18 @@
 //! | leader latch | `_c_<uuid>-latch-<sequence>` | |
 //!
 //! Who takes permits of a semaphore stands in the queue of a mutex as `_c_<uuid>-permits-<taken>-lock-<sequence>`: see
-//! `permits.rs`. What stays taken after its release is a persistent node that has taken the place of its last holder,
+//! `semaphore.rs`. What stays taken after its release is a persistent node that has taken the place of its last holder,
 //! `_c_<uuid>-left-<milliseconds>-lock-<sequence>` or `_c_<uuid>-left-<milliseconds>-__WRIT__<sequence>`: see
 //! `left.rs`.
+
+mod order;
 
 use std::sync::Arc;
 
 use dlock_core::Token;
 use dlock_core::backend::Mode;
+
+pub(crate) use self::order::Position;
 
 const PROTECTED: &str = "_c_";
 /// What stands before the number in the nodes of Curator's mutex and of go-zookeeper, and of kazoo.
@@ -36,25 +40,26 @@ const UUID: usize = 36;
 /// The least number of digits of a sequence, a sign among them.
 const DIGITS: usize = 10;
 
-/// Which clients share the queues of locks: whose nodes they have. All clients of a lock, in Rust and elsewhere, use
-/// the same; one that finds nodes of the other grants nothing, with an error that names such a node.
+/// The form of the nodes of locks, which decides which other clients share their queues. All clients of a lock, in Rust
+/// and elsewhere, use one recipe: a client that finds nodes of another recipe grants nothing, with an error that names
+/// such a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipe {
-    /// Those of Curator's `InterProcessMutex`, go-zookeeper's `zk.Lock` and kazoo's `Lock`. The default. These have no
-    /// readers, and wait behind those of dlock as behind anybody else.
+    /// The nodes of Curator's `InterProcessMutex`, go-zookeeper's `zk.Lock` and kazoo's `Lock`. The default. These
+    /// clients have no readers, and wait behind readers of dlock as behind any other node.
     #[default]
     Mutex,
-    /// Those of Curator's `InterProcessReadWriteLock`, whose readers and writers are ours.
+    /// The nodes of Curator's `InterProcessReadWriteLock`, for readers and writers.
     ReadWriteLock,
-    /// Those of Curator's `LeaderLatch`, for elections together with it: who has the lock leads on either side, and is
-    /// a participant that Curator lists by what is in its node. There are no readers.
+    /// The nodes of Curator's `LeaderLatch`, for elections together with it: the holder of the lock leads on either
+    /// side, and Curator lists it as a participant by the data of its node. There are no readers.
     LeaderLatch,
 }
 
 /// A node in a queue, whichever client made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place<'a> {
+struct ParsedName<'a> {
     number: i64,
     kind: Kind,
     name: &'a str,
@@ -68,30 +73,6 @@ enum Kind {
     Takes(u32),
     /// Nobody's: keeps the key taken for so many milliseconds.
     Left(u64),
-}
-
-/// Where a node stands in its queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Position {
-    /// In front: the lock is ours.
-    First,
-    /// It reads, and only others that read stand before: the lock is ours too.
-    Reading,
-    /// Others that have to leave stand before.
-    Behind {
-        /// Who stands in front, and holds the lock.
-        first: String,
-        /// The last of those that have to leave.
-        previous: String,
-    },
-    /// It is gone.
-    Missing,
-    /// Others that stand before use the key as a semaphore.
-    Semaphore,
-    /// Nobody can tell: this child was numbered for a recipe that is another one.
-    Unclear(String),
-    /// Nobody can tell: the directory has run out of numbers.
-    Exhausted,
 }
 
 impl Recipe {
@@ -140,7 +121,7 @@ impl Recipe {
     }
 
     /// The name of the reader's node that takes the place of `own`, a writer's.
-    pub(crate) fn lowered(self, own: &str) -> Option<String> {
+    pub(crate) fn downgraded(self, own: &str) -> Option<String> {
         let (mark, reader) = match self {
             Self::Mutex => (LOCKS[0], READER),
             Self::ReadWriteLock => (WRITE, READ),
@@ -175,7 +156,7 @@ impl Recipe {
         matches!(self, Self::Mutex | Self::LeaderLatch)
     }
 
-    fn place(self, name: &str) -> Option<Place<'_>> {
+    fn place(self, name: &str) -> Option<ParsedName<'_>> {
         let (kind, text) = match self {
             Self::Mutex => {
                 let (_, text) = LOCKS.iter().find_map(|mark| name.rsplit_once(mark))?;
@@ -191,7 +172,7 @@ impl Recipe {
         let digits = text.strip_prefix('-').unwrap_or(text);
         let numeric = text.len() >= DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
         let number = if numeric { text.parse().ok()? } else { return None };
-        Some(Place { number, kind, name })
+        Some(ParsedName { number, kind, name })
     }
 
     /// The sequence number of a node in a queue, whichever client made it.
@@ -218,70 +199,6 @@ impl Recipe {
         let signed = name.as_bytes().iter().rev().nth(digits) == Some(&b'-');
         digits + usize::from(signed) >= DIGITS && digits >= DIGITS - 1 && self.sequence(name).is_none()
     }
-
-    /// The nodes of a queue, the first one first.
-    pub(crate) fn in_order<'a>(self, children: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
-        let mut places: Vec<_> = children.into_iter().filter_map(|name| self.place(name)).collect();
-        // Compared with any one of them all are in order, because a queue is far shorter than half of the numbers.
-        let Some(reference) = places.first().map(|place| place.number) else { return Vec::new() };
-        places.sort_by_key(|place| (behind(place.number, reference), place.kind == Kind::Reads));
-        places.into_iter().map(|place| place.name).collect()
-    }
-
-    /// Whether a node has a number that does not tell its place.
-    pub(crate) fn has_no_order(self, name: &str) -> bool {
-        self.sequence(name).is_none_or(is_exhausted)
-    }
-
-    /// How many of the nodes of a queue, in its order, hold the lock.
-    pub(crate) fn holding(self, in_order: &[&str]) -> usize {
-        match in_order.iter().position(|name| !self.reads(name)) {
-            Some(0) => 1,
-            Some(readers) => readers,
-            None => in_order.len(),
-        }
-    }
-
-    /// Where the node `own` stands among `children`, in one pass.
-    pub(crate) fn position(self, children: &[String], own: &str) -> Position {
-        let Some(Place { number: reference, kind, .. }) = self.place(own) else { return Position::Missing };
-        if is_exhausted(reference) {
-            return Position::Exhausted;
-        }
-        let (mut first, mut previous) = (None::<(i64, &String)>, None::<(i64, &String)>);
-        let mut found = false;
-        for name in children {
-            let Some(place) = self.place(name) else {
-                if self.is_foreign(name) {
-                    return Position::Unclear(name.clone());
-                }
-                continue;
-            };
-            let distance = behind(place.number, reference);
-            found |= name == own;
-            if distance >= 0 {
-                continue;
-            }
-            if first.is_none_or(|(lowest, _)| distance < lowest) {
-                first = Some((distance, name));
-            }
-            if matches!(place.kind, Kind::Takes(_)) {
-                return Position::Semaphore;
-            }
-            let in_the_way = (kind, place.kind) != (Kind::Reads, Kind::Reads);
-            if in_the_way && previous.is_none_or(|(highest, _)| distance > highest) {
-                previous = Some((distance, name));
-            }
-        }
-        match (found, first, previous) {
-            (false, ..) => Position::Missing,
-            (true, Some((_, first)), Some((_, previous))) => {
-                Position::Behind { first: first.clone(), previous: previous.clone() }
-            }
-            (true, Some(_), None) => Position::Reading,
-            (true, None, _) => Position::First,
-        }
-    }
 }
 
 impl Kind {
@@ -307,33 +224,9 @@ fn uuid(token: &Token) -> String {
     format!("{}-{}-8{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
 }
 
-/// The servers give the highest number again and again, and now and then a negative one in between, so that nobody can
-/// tell who came first.
-fn is_exhausted(number: i64) -> bool {
-    number < 0 || number >= i32::MAX.into()
-}
-
-/// How far `sequence` stands behind `reference`; negative when it stands before.
-///
-/// The server counts in 32 bits and goes on at the lowest negative number after the highest positive one.
-fn behind(sequence: i64, reference: i64) -> i64 {
-    match (i32::try_from(sequence), i32::try_from(reference)) {
-        (Ok(sequence), Ok(reference)) => sequence.wrapping_sub(reference).into(),
-        _ => sequence.wrapping_sub(reference),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const A: &str = "_c_00000000-0000-0000-0000-00000000000a-lock-";
-    const B: &str = "_c_00000000-0000-0000-0000-00000000000b-lock-";
-    const C: &str = "_c_00000000-0000-0000-0000-00000000000c-lock-";
-
-    fn at(prefix: &str, number: i32) -> String {
-        format!("{prefix}{number:010}")
-    }
 
     #[test]
     fn a_token_is_a_uuid_in_the_name() {
@@ -348,224 +241,6 @@ mod tests {
         hex.replace_range(16..17, "8");
         assert_eq!(name.replace('-', ""), format!("_c_{hex}lock0000000012"));
         assert!(Recipe::is_strange(&strange) && Recipe::is_strange("x-lock-0000000001"), "{strange}");
-    }
-
-    #[test]
-    fn the_nodes_of_all_locks_count_and_what_is_numbered_for_others_is_known() {
-        let nodes = [
-            at(A, 0),
-            at(A, i32::MAX),
-            at(A, i32::MIN),
-            at(A, -1),
-            format!("{A}0000000002147483648"),
-            "_c_0123456789abcdef0123456789abcdef-lock-0000000001".to_owned(),
-            "0123456789abcdef0123456789abcdef__lock__0000000001".to_owned(),
-            "x-lock--000000005".to_owned(),
-        ];
-        for name in nodes {
-            assert!(Recipe::Mutex.sequence(&name).is_some(), "{name}");
-        }
-        let others = [
-            "",
-            "x",
-            "_c_00000000-0000-0000-0000-00000000000a-lock-",
-            "_c_00000000-0000-0000-0000-00000000000a-lock-12",
-            "_c_00000000-0000-0000-0000-00000000000a-lock-000000000x",
-            "room_7",
-            "20261122",
-        ];
-        for name in others {
-            assert_eq!(
-                (Recipe::Mutex.sequence(name), Recipe::Mutex.is_foreign(name)),
-                (None, false),
-                "{name}"
-            );
-        }
-        let foreign = [
-            "lock-0000000001",
-            "_c_00000000-0000-0000-0000-00000000000a-latch-0000000001",
-            "_c_00000000-0000-0000-0000-00000000000a-__WRIT__0000000001",
-            "0123456789abcdef0123456789abcdef__rlock__0000000001",
-            "latch--000000001",
-            "é-2147483648",
-        ];
-        for name in foreign {
-            assert_eq!(
-                (Recipe::Mutex.sequence(name), Recipe::Mutex.is_foreign(name)),
-                (None, true),
-                "{name}"
-            );
-            let position = Recipe::Mutex.position(&[at(A, 1), name.to_owned()], &at(A, 1));
-            assert_eq!(position, Position::Unclear(name.to_owned()));
-        }
-    }
-
-    #[test]
-    fn who_stands_first_has_the_lock_and_the_others_watch_the_one_before() {
-        let queue = || vec![at(C, 12), "other".to_owned(), at(A, 3), at(B, 7)];
-        let behind = |previous: String| Position::Behind { first: at(A, 3), previous };
-        assert_eq!(Recipe::Mutex.position(&queue(), &at(A, 3)), Position::First);
-        assert_eq!(Recipe::Mutex.position(&queue(), &at(B, 7)), behind(at(A, 3)));
-        assert_eq!(Recipe::Mutex.position(&queue(), &at(C, 12)), behind(at(B, 7)));
-        assert_eq!(Recipe::Mutex.position(&queue(), &at(A, 13)), Position::Missing);
-        assert_eq!(Recipe::Mutex.position(&[], &at(A, 13)), Position::Missing);
-        assert_eq!(Recipe::Mutex.in_order(&queue()), [&at(A, 3), &at(B, 7), &at(C, 12)]);
-    }
-
-    #[test]
-    fn who_has_a_number_that_was_given_once_keeps_its_place_and_others_are_granted_nothing() {
-        // The numbers of three places in the order in which they were created.
-        let runs = [
-            [0, 1, 2],
-            [9, 10, 11],
-            [999_999_999, 1_000_000_000, 1_000_000_001],
-            [i32::MAX - 2, i32::MAX - 1, i32::MAX],
-            [i32::MAX - 1, i32::MAX, i32::MIN],
-            [i32::MAX, i32::MIN, i32::MIN + 1],
-            [i32::MIN, i32::MIN + 1, i32::MIN + 2],
-            [-1_000_000_000, -999_999_999, -99_999_999],
-            [-11, -10, -9],
-            [-2, -1, 0],
-            [-1, 0, 1],
-            [i32::MAX - 1_000_000, i32::MIN + 5, i32::MIN + 1_000_000],
-        ];
-        for run in runs {
-            let names = [at(A, run[0]), at(B, run[1]), at(C, run[2])];
-            for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-                let queue = || order.iter().map(|at| names[*at].clone()).collect::<Vec<_>>();
-                assert_eq!(Recipe::Mutex.in_order(&queue()), names, "{run:?}");
-                for place in [0, 1, 2] {
-                    let (first, previous) = (names[0].clone(), names[place.max(1) - 1].clone());
-                    let expected = match (run[place], place) {
-                        (i32::MIN..0 | i32::MAX, _) => Position::Exhausted,
-                        (_, 0) => Position::First,
-                        _ => Position::Behind { first, previous },
-                    };
-                    assert_eq!(Recipe::Mutex.position(&queue(), &names[place]), expected, "{run:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn two_nodes_of_one_number_are_granted_nothing() {
-        let queue = [at(A, i32::MAX), at(B, i32::MAX), at(C, i32::MIN)];
-        for own in &queue {
-            assert_eq!(Recipe::Mutex.position(&queue, own), Position::Exhausted);
-        }
-    }
-
-    const READERS: [(Recipe, [&str; 2]); 2] =
-        [(Recipe::Mutex, ["-lock-", "-read-lock-"]), (Recipe::ReadWriteLock, ["-__WRIT__", "-__READ__"])];
-
-    fn named(uuid: char, mark: &str, number: i32) -> String {
-        format!("_c_00000000-0000-0000-0000-00000000000{uuid}{mark}{number:010}")
-    }
-
-    #[test]
-    fn readers_wait_for_the_last_writer_before_them_and_writers_for_everybody() {
-        for (recipe, [write, read]) in READERS {
-            let line = [('a', read, 1), ('b', read, 2), ('c', write, 3), ('d', read, 4), ('e', write, 6)];
-            let mut line: Vec<_> = line.map(|(uuid, mark, number)| named(uuid, mark, number)).into();
-            line.push(named('f', read, 7));
-            let behind = |previous: usize| Position::Behind {
-                first: line[0].clone(),
-                previous: line[previous].clone(),
-            };
-            let expected = [Position::First, Position::Reading, behind(1), behind(2), behind(3), behind(4)];
-            for turned in 0..line.len() {
-                let mut children = line.clone();
-                children.rotate_left(turned);
-                for (own, expected) in line.iter().zip(&expected) {
-                    assert_eq!(recipe.position(&children, own), *expected, "{recipe:?} {own}");
-                }
-                let in_order = recipe.in_order(&children);
-                assert_eq!(in_order, line);
-                for (from, holding) in [(0, 2), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 0)] {
-                    assert_eq!(recipe.holding(&in_order[from..]), holding, "from {from}");
-                }
-            }
-            assert_eq!(
-                recipe.position(&line[3..], &line[5]),
-                Position::Behind { first: line[3].clone(), previous: line[4].clone() }
-            );
-        }
-    }
-
-    #[test]
-    fn the_nodes_of_one_recipe_are_foreign_to_the_other() {
-        for (recipe, [write, read]) in READERS {
-            let other = if recipe == Recipe::Mutex { Recipe::ReadWriteLock } else { Recipe::Mutex };
-            let own = other.prefix(&Token::random().unwrap(), Mode::Exclusive);
-            for mark in [write, read] {
-                let (name, own) = (named('a', mark, 1), format!("{own}0000000002"));
-                assert!(recipe.sequence(&name).is_some());
-                let position = other.position(&[name.clone(), own.clone()], &own);
-                assert_eq!(position, Position::Unclear(name));
-            }
-        }
-    }
-
-    #[test]
-    fn the_nodes_of_a_leader_latch_are_in_one_line_and_foreign_to_locks() {
-        let own =
-            format!("{}0000000002", Recipe::LeaderLatch.prefix(&Token::random().unwrap(), Mode::Exclusive));
-        // As Curator names and sorts them.
-        assert_eq!(own.rsplit_once("latch-").map(|(_, number)| number), Some("0000000002"));
-        let java = named('a', LATCH, 1);
-        let behind = Position::Behind { first: java.clone(), previous: java.clone() };
-        assert_eq!(Recipe::LeaderLatch.position(&[own.clone(), java.clone()], &own), behind);
-        assert_eq!(Recipe::LeaderLatch.position(&[own.clone(), java.clone()], &java), Position::First);
-        assert_eq!(Recipe::LeaderLatch.in_order(&[own.clone(), java.clone()]), [&java, &own]);
-        for other in [Recipe::Mutex, Recipe::ReadWriteLock] {
-            let lock = format!("{}0000000003", other.prefix(&Token::random().unwrap(), Mode::Exclusive));
-            assert_eq!(other.position(&[java.clone(), lock.clone()], &lock), Position::Unclear(java.clone()));
-            let position = Recipe::LeaderLatch.position(&[lock.clone(), own.clone()], &own);
-            assert_eq!(position, Position::Unclear(lock));
-        }
-    }
-
-    /// It stands with its own write lock.
-    #[test]
-    fn a_writer_of_curator_that_reads_too_is_waited_for_by_writers_with_both_nodes() {
-        let recipe = Recipe::ReadWriteLock;
-        let (writer, reader) = (named('a', "-__WRIT__", 5), named('b', "-__READ__", 5));
-        let (next, reads) = (named('c', "-__WRIT__", 6), named('d', "-__READ__", 7));
-        let children = [reader.clone(), writer.clone(), next.clone(), reads.clone()];
-        assert_eq!(recipe.in_order(&children), [&writer, &reader, &next, &reads]);
-        assert!(matches!(recipe.position(&children, &next), Position::Behind { .. }));
-        let left = [reader.clone(), next.clone(), reads.clone()];
-        assert!(
-            matches!(recipe.position(&left, &next), Position::Behind { previous, .. } if previous == reader)
-        );
-        assert_eq!(recipe.position(&[reader, reads.clone()], &reads), Position::Reading);
-    }
-
-    #[test]
-    fn what_is_left_stands_where_its_last_holder_stood_and_is_a_lock_to_all_others() {
-        let token = Token::random().unwrap();
-        for (recipe, mark) in [(Recipe::Mutex, "lock-"), (Recipe::ReadWriteLock, "__WRIT__")] {
-            let prefix = recipe.prefix(&token, Mode::Exclusive);
-            let own = format!("{prefix}0000000007");
-            let left = recipe.left_behind(&token, &own, 90_000).unwrap();
-            // As Curator sorts.
-            assert_eq!(left.rsplit_once(mark).map(|(_, number)| number), Some("0000000007"), "{left}");
-            assert!(!left.starts_with(&*prefix), "nothing that looks for the holder finds it");
-            assert_eq!((recipe.left_for(&left), recipe.left_for(&own)), (Some(90_000), None));
-            assert!(!recipe.reads(&left) && recipe.takes(&left).is_none() && !recipe.is_foreign(&left));
-            let reader = format!("{}0000000008", recipe.prefix(&token, Mode::Shared));
-            let writer = format!("{prefix}0000000009");
-            let children = [writer.clone(), left.clone(), reader.clone()];
-            let behind =
-                |previous: &String| Position::Behind { first: left.clone(), previous: previous.clone() };
-            assert_eq!(recipe.position(&children, &reader), behind(&left));
-            assert_eq!(recipe.position(&children, &writer), behind(&reader));
-            assert_eq!(recipe.holding(&recipe.in_order(&children)), 1);
-        }
-        assert_eq!(
-            Recipe::Mutex.left_for(&at("_c_00000000-0000-0000-0000-00000000000a-left-x-lock-", 1)),
-            None
-        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ const PERMITS: &str = "permits=";
 
 /// Where a node stands that takes permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum PermitPosition {
     /// It has its permits.
     Granted {
         /// Whether others stand behind it, who may have to be woken.
@@ -49,7 +49,7 @@ pub(crate) enum Unusable {
     Exhausted,
 }
 
-impl Place {
+impl PermitPosition {
     /// Where the node `own` stands among `children`, of a semaphore of so many permits.
     pub(crate) fn of(recipe: Recipe, children: &[String], own: &str, permits: u32) -> Result<Self, Unusable> {
         if !children.iter().any(|name| name == own) {
@@ -120,8 +120,8 @@ mod tests {
         format!("_c_00000000-0000-0000-0000-00000000000{id}-permits-{take}-lock-{number:010}")
     }
 
-    fn place(children: &[String], own: &str, permits: u32) -> Result<Place, Unusable> {
-        Place::of(Recipe::Mutex, children, own, permits)
+    fn place(children: &[String], own: &str, permits: u32) -> Result<PermitPosition, Unusable> {
+        PermitPosition::of(Recipe::Mutex, children, own, permits)
     }
 
     #[test]
@@ -130,18 +130,21 @@ mod tests {
         let mut children = line.to_vec();
         children.reverse();
         let first = line[0].clone();
-        assert_eq!(place(&children, &line[0], 4), Ok(Place::Granted { followed: true }));
-        assert_eq!(place(&children, &line[1], 4), Ok(Place::Granted { followed: true }));
-        assert_eq!(place(&children, &line[2], 4), Ok(Place::Next { first: first.clone() }));
-        assert_eq!(place(&children, &line[3], 4), Ok(Place::Behind { first, previous: line[2].clone() }));
-        assert_eq!(place(&children[..1], &line[3], 4), Ok(Place::Granted { followed: false }));
-        assert_eq!(place(&children[1..], &line[3], 4), Ok(Place::Missing));
+        assert_eq!(place(&children, &line[0], 4), Ok(PermitPosition::Granted { followed: true }));
+        assert_eq!(place(&children, &line[1], 4), Ok(PermitPosition::Granted { followed: true }));
+        assert_eq!(place(&children, &line[2], 4), Ok(PermitPosition::Next { first: first.clone() }));
+        assert_eq!(
+            place(&children, &line[3], 4),
+            Ok(PermitPosition::Behind { first, previous: line[2].clone() })
+        );
+        assert_eq!(place(&children[..1], &line[3], 4), Ok(PermitPosition::Granted { followed: false }));
+        assert_eq!(place(&children[1..], &line[3], 4), Ok(PermitPosition::Missing));
     }
 
     #[test]
     fn fewer_permits_than_one_wants_let_it_wait_alone() {
         let alone = [node('a', 3, 1)];
-        assert_eq!(place(&alone, &alone[0], 2), Ok(Place::Next { first: alone[0].clone() }));
+        assert_eq!(place(&alone, &alone[0], 2), Ok(PermitPosition::Next { first: alone[0].clone() }));
     }
 
     #[test]
@@ -150,7 +153,7 @@ mod tests {
         let lock = "_c_00000000-0000-0000-0000-00000000000a-lock-0000000001".to_owned();
         assert_eq!(place(&[own.clone(), lock], &own, 9), Err(Unusable::Lock));
         let behind = "_c_00000000-0000-0000-0000-00000000000c-lock-0000000003".to_owned();
-        assert_eq!(place(&[own.clone(), behind], &own, 9), Ok(Place::Granted { followed: true }));
+        assert_eq!(place(&[own.clone(), behind], &own, 9), Ok(PermitPosition::Granted { followed: true }));
         let foreign = "_c_00000000-0000-0000-0000-00000000000a-__READ__0000000001".to_owned();
         assert_eq!(place(&[own.clone(), foreign.clone()], &own, 9), Err(Unusable::Unclear(foreign)));
         let last = node('b', 1, i32::MAX.unsigned_abs());

@@ -7,11 +7,12 @@ use dlock_core::backend::Withdrawal;
 use dlock_core::{Failure, Fence};
 use tokio::time::Instant;
 
-use super::{ZooKeeperClaim, place_deleted};
+use super::ZooKeeperClaim;
+use super::failures::place_deleted;
 use crate::left::{content, remaining};
-use crate::queue_node::{Leave, Left};
+use crate::queue_node::{LeaveOutcome, LeftNode};
 use crate::recipe::{Position, Recipe};
-use crate::session::read;
+use crate::wire::read;
 
 impl ZooKeeperClaim {
     /// For how long what was left there keeps the key taken, by the servers' clock; `None` when it is gone. Whoever
@@ -99,16 +100,16 @@ impl ZooKeeperClaim {
             let now = SystemTime::now();
             let since = now.checked_sub(clock.now().since(own.known)).unwrap_or(now);
             let fence = Fence::new(own.czxid.cast_unsigned());
-            Some(Left { name, millis, content: content(fence, &request.describe_since(since)) })
+            Some(LeftNode { name, millis, content: content(fence, &request.describe_since(since)) })
         });
         let withdrawal = match left.await? {
-            Leave::Left { path, ends } => {
+            LeaveOutcome::LeftBehind { path, ends } => {
                 sessions.remove_later(path, ends, Duration::from_millis(millis));
                 Withdrawal::REMOVED
             }
-            Leave::Otherwise(withdrawal) => withdrawal,
+            LeaveOutcome::Otherwise(withdrawal) => withdrawal,
             // Without an answer it may be tried again, and is then seen to be gone.
-            Leave::Unseen(path) => {
+            LeaveOutcome::Unseen(path) => {
                 let session = sessions.get(patience).await?;
                 session.connected(patience).await?;
                 session.server_time(patience).await?;

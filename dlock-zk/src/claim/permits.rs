@@ -10,12 +10,14 @@ use dlock_core::{ErrorKind, Failure};
 use tokio::time::Instant;
 use zookeeper::Error;
 
-use super::{Told, Wait, ZooKeeperClaim, exhausted, place_deleted, unclear, used_otherwise};
-use crate::backend::holder;
+use super::ZooKeeperClaim;
+use super::failures::{exhausted, place_deleted, unclear, used_otherwise};
+use super::waiting::{Notification, Wait};
 use crate::error::of_write;
-use crate::queue_node::{Content, Stands};
-use crate::semaphore::{self, Place, Unusable};
-use crate::session::read;
+use crate::holder::holder;
+use crate::queue_node::{Content, Enqueued};
+use crate::semaphore::{self, PermitPosition, Unusable};
+use crate::wire::read;
 
 /// How often the directory is looked at again when it changes under our eyes.
 const LOOKS: u32 = 8;
@@ -24,7 +26,7 @@ const LOOKS: u32 = 8;
 struct Seen {
     children: Vec<String>,
     content: Content,
-    event: Told,
+    event: Notification,
 }
 
 impl ZooKeeperClaim {
@@ -43,9 +45,11 @@ impl ZooKeeperClaim {
 
     async fn take_turn_in_line(&mut self, of: u32, until: Instant) -> Result<Attempt, Failure> {
         let Self { node: Some(node), request, sessions, .. } = self else { return Err(place_deleted()) };
-        let mut seen = match node.stand(sessions.config(), || request.describe(), until).await? {
-            Stands::New(children, Some(content)) => Some(Seen { children, content, event: Told::Never }),
-            Stands::First | Stands::New(..) | Stands::There => self.see(until, false).await?,
+        let mut seen = match node.ensure_node(sessions.config(), || request.describe(), until).await? {
+            Enqueued::New(children, Some(content)) => {
+                Some(Seen { children, content, event: Notification::Unwatched })
+            }
+            Enqueued::First | Enqueued::New(..) | Enqueued::There => self.see(until, false).await?,
         };
         for _ in 0..LOOKS {
             let Some(Seen { children, content, event }) = seen else {
@@ -56,32 +60,34 @@ impl ZooKeeperClaim {
                 continue;
             }
             let place = self.place(&children, of)?;
-            if place != Place::Missing && !self.agrees(of, &content, until).await? {
+            if place != PermitPosition::Missing && !self.agrees(of, &content, until).await? {
                 seen = self.see(until, false).await?;
                 continue;
             }
             let busy = match place {
-                Place::Missing => return Err(Box::pin(self.deleted(until)).await),
-                Place::Granted { followed } => {
+                PermitPosition::Missing => return Err(Box::pin(self.deleted(until)).await),
+                PermitPosition::Granted { followed } => {
                     if followed {
                         self.wake_next(until).await?;
                     }
                     self.asked();
                     return self.grant(until).await;
                 }
-                Place::Behind { first, previous } => self.look_ahead(&first, previous, until).await?,
-                Place::Next { first } if !self.request.waits => {
+                PermitPosition::Behind { first, previous } => {
+                    self.look_ahead(&first, previous, until).await?
+                }
+                PermitPosition::Next { first } if !self.request.waits => {
                     self.look_ahead(&first, String::new(), until).await?
                 }
                 // Whether it is still so when the watch is there is looked at together with it.
-                Place::Next { .. } if matches!(event, Told::Never) => {
+                PermitPosition::Next { .. } if matches!(event, Notification::Unwatched) => {
                     seen = self.see(until, true).await?;
-                    if seen.as_ref().is_some_and(|seen| matches!(seen.event, Told::Never)) {
+                    if seen.as_ref().is_some_and(|seen| matches!(seen.event, Notification::Unwatched)) {
                         break;
                     }
                     continue;
                 }
-                Place::Next { first } => self.wait_for_any(&first, event, until).await,
+                PermitPosition::Next { first } => self.wait_for_any(&first, event, until).await,
             };
             if let Some(busy) = busy {
                 self.asked();
@@ -94,11 +100,11 @@ impl ZooKeeperClaim {
         Ok(Attempt::Busy(Busy::default()))
     }
 
-    fn place(&self, children: &[String], of: u32) -> Result<Place, Failure> {
+    fn place(&self, children: &[String], of: u32) -> Result<PermitPosition, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node() else { return Err(place_deleted()) };
         let directory = &*node.queue.directory;
-        Place::of(node.recipe, children, &own.name, of).map_err(|unusable| match unusable {
+        PermitPosition::of(node.recipe, children, &own.name, of).map_err(|unusable| match unusable {
             Unusable::Lock => used_otherwise(self.request.mode, Mode::Exclusive),
             Unusable::Exhausted => exhausted(directory),
             Unusable::Unclear(name) => unclear(directory, &name),
@@ -111,7 +117,7 @@ impl ZooKeeperClaim {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let (session, directory) = (Arc::clone(&node.session), Arc::clone(&node.queue.directory));
         let (client, directory) = (&session.client, &*directory);
-        let pass = if watch { session.watch_previous(directory) } else { None };
+        let pass = if watch { session.watches.previous(directory) } else { None };
         // Both are sent before the first answer is waited for.
         let (watched, listed) = match pass {
             Some(pass) => (Some((client.list_and_watch_children(directory), pass)), None),
@@ -121,9 +127,9 @@ impl ZooKeeperClaim {
         let listed = match (watched, listed) {
             (Some((watched, pass)), _) => read(directory, until, watched)
                 .await?
-                .map(|(children, watcher)| (children, Told::by(Some((watcher, pass))))),
+                .map(|(children, watcher)| (children, Notification::of(Some((watcher, pass))))),
             (None, Some(listed)) => {
-                read(directory, until, listed).await?.map(|children| (children, Told::Never))
+                read(directory, until, listed).await?.map(|children| (children, Notification::Unwatched))
             }
             (None, None) => None,
         };
@@ -171,7 +177,7 @@ impl ZooKeeperClaim {
     }
 
     /// Waits for the first of those who have permits that leaves, or for an operator.
-    async fn wait_for_any(&mut self, first: &str, event: Told, until: Instant) -> Option<Busy> {
+    async fn wait_for_any(&mut self, first: &str, event: Notification, until: Instant) -> Option<Busy> {
         let node = self.node.as_ref()?;
         let mut busy = Busy::default();
         let (session, recipe, path) = (Arc::clone(&node.session), node.recipe, node.path_of(first));
@@ -182,7 +188,7 @@ impl ZooKeeperClaim {
             busy.holder = Some(Box::new(holder(recipe, permits, &path, &data, &stat)));
         }
         // The end of the own node is a change of the directory too.
-        let (previous, own, _awaited) = (String::new(), Told::Never, session.wait());
+        let (previous, own, _awaited) = (String::new(), Notification::Unwatched, session.wait());
         let wait = Wait { previous, left: None, event, own, losses: None, _awaited };
         self.wait = Some(wait);
         Some(busy)

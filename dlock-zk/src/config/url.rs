@@ -99,6 +99,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
                 ));
             }
             "sasl" => target.sasl = true,
+            "root_certificate" if !tls => return Err(invalid("root_certificate is for zk+tls://")),
             "root_certificate" => target.root_certificate = Some(decode(value)?),
             _ => {
                 return Err(invalid(

@@ -4,14 +4,15 @@
 //! gone, nothing is left with its number or a lower one. So the node with the next number stands in front, as long as
 //! the directory is the same one: that is watched, and servers tell of its end before they answer whatever came later.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Waker};
 
+use dlock_core::backend::Mutex;
 use dlock_core::keeper;
 use zookeeper::EventType;
 
-use super::lock;
-use crate::session::{Answer, Session, WatchPass, event};
+use crate::session::{Session, WatchPass};
+use crate::wire::{Answer, event};
 
 /// So many nodes of this process in a row, and nobody else's in between, are a reason to watch the directory.
 const ROW: u32 = 3;
@@ -60,14 +61,14 @@ impl Watched {
 impl Numbers {
     /// Notes that a creation is about to be sent. `None` when the directory is not watched.
     pub(crate) fn creating(&self, session: &Session) -> Option<Watched> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let watch = state.watch(session)?;
         Some(Watched { watch, next: state.gone.take().filter(|_| state.row >= ROW).map(|gone| gone + 1) })
     }
 
     /// Whether the node that got `number` certainly stands in front.
     pub(crate) fn prove(&self, session: &Session, watched: Watched, number: i64) -> bool {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let in_front = state.watch(session) == Some(watched.watch)
             && watched.next == Some(number)
             && (0..i64::from(i32::MAX)).contains(&number);
@@ -87,7 +88,7 @@ impl Numbers {
         number: i64,
         at_once: bool,
     ) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let follows = at_once && state.last == Some(number - 1);
         state.row = if follows { state.row.saturating_add(1) } else { 0 };
         state.last = Some(number);
@@ -113,7 +114,7 @@ impl Numbers {
         let set = async move {
             let answer = client.check_and_watch_stat(&directory).await;
             let Some(numbers) = numbers.upgrade() else { return };
-            let mut state = lock(&numbers.0);
+            let mut state = numbers.0.lock();
             let asked = state.watch.take_if(|asked| asked.number == watch);
             if let (Some(asked), Ok((Some(_), watcher))) = (asked, answer) {
                 state.watch = Some(Watch { event: Some(event(watcher)), ..asked });
@@ -127,7 +128,7 @@ impl Numbers {
 
 impl State {
     fn begin_watch(&mut self, session: &Session, directory: &str) -> Option<u64> {
-        let (losses, pass) = (session.losses()?, session.watch_directory(directory)?);
+        let (losses, pass) = (session.losses()?, session.watches.directory(directory)?);
         self.watches += 1;
         self.gone = None;
         self.watch =

@@ -9,14 +9,20 @@ use dlock_core::backend::sleep;
 use tokio::sync::{Notify, oneshot};
 use zookeeper::{Error, EventType, SessionState, StateWatcher};
 
-use super::{BEATS, Connection, Driver, KeptLock, LOOKS, Session, WATCHED_AFTER, WatchPass, event};
-use crate::queue::lock;
+use super::Session;
+use super::driver::{Driven, Driver};
+use super::kept::{BEATS, Connection, KeptLock, WATCHED_AFTER};
+use super::watches::WatchPass;
+use crate::config::Config;
+use crate::wire::event;
 
+/// Locks are looked at on the server this often within a session timeout.
+const LOOKS: u32 = 3;
 /// What Curator's `Revoker` writes into the node of a lock that it wants.
 const REVOKE: &[u8] = b"__REVOKE__";
 
 /// Follows the state of a session and looks after it while it keeps a lock.
-pub(super) async fn attend(
+async fn attend(
     session: Weak<Session>,
     driver: Arc<Driver>,
     mut states: StateWatcher,
@@ -56,10 +62,22 @@ pub(super) async fn attend(
 }
 
 impl Session {
+    /// Takes over the client of a session that was asked for at `opened`, and attends to it. Called on dlock's own
+    /// runtime.
+    pub(crate) fn start(driven: Driven, opened: Timestamp, config: &Config) -> Arc<Self> {
+        let (attended, over) = oneshot::channel();
+        let session = Arc::new(Self::new(driven, opened, config, attended));
+        let states = session.client.state_watcher();
+        session.note(session.client.state());
+        let (driver, wake) = (Arc::clone(&session.driver), Arc::clone(&session.wake));
+        tokio::spawn(attend(Arc::downgrade(&session), driver, states, wake, over));
+        session
+    }
+
     /// How long it needs no look. `None` while there is nothing to look after.
     fn next_look(&self) -> Option<Duration> {
         let now = self.clock.now();
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         if kept.locks.is_empty() && kept.waiting == 0 {
             (kept.beat_at, kept.look_at) = (Timestamp::NEVER, Timestamp::NEVER);
             return None;
@@ -70,13 +88,13 @@ impl Session {
     }
 
     fn beat_soon(&self) {
-        self.kept().beat_at = self.clock.now();
+        self.kept.lock().beat_at = self.clock.now();
     }
 
     /// Whether a proof of life is due; if so it is the caller's to give.
     fn takes_beat(&self) -> bool {
         let now = self.clock.now();
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let due = kept.beat_at <= now && !(kept.locks.is_empty() && kept.waiting == 0);
         if due {
             kept.beat_at = now + self.timeout / BEATS;
@@ -87,7 +105,7 @@ impl Session {
     /// Watches the nodes of locks that are held for a while already.
     fn watch_nodes(self: &Arc<Self>) {
         let now = self.clock.now();
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let unwatched = |lock: &&mut KeptLock| lock.watch_at != Timestamp::NEVER;
         if kept.state != Connection::Up {
             // What is not watched yet is looked at first once the connection is back.
@@ -100,7 +118,7 @@ impl Session {
         for (number, lock) in kept.locks.iter_mut().filter(|(_, lock)| lock.watch_at <= now) {
             // Until others are watched no longer, it is looked at now and then.
             lock.watch_at = again_at;
-            if let Some(pass) = self.watch_held(&lock.path) {
+            if let Some(pass) = self.watches.held(&lock.path) {
                 lock.watch_at = Timestamp::NEVER;
                 tokio::spawn(watch(Arc::downgrade(self), *number, lock.clone(), pass));
             }
@@ -112,14 +130,14 @@ impl Session {
         self.give_up().await;
         let sent = self.clock.now();
         let (losses, to_see) = {
-            let kept = self.kept();
+            let kept = self.kept.lock();
             let limit = self.timeout / LOOKS;
             let due = |lock: &KeptLock| lock.suspect || sent.since(lock.seen) >= limit;
             let to_see = kept.locks.iter().filter(|(_, lock)| due(lock));
             (self.driver.losses(), to_see.map(|(number, lock)| (*number, lock.clone())).collect::<Vec<_>>())
         };
         if let Err(error) = self.proof.write(&self.client).await {
-            return self.heed(&error);
+            return self.end_if_failed(&error);
         }
         self.note_proof(sent);
         self.prove(sent, losses, None);
@@ -142,8 +160,8 @@ impl Session {
     /// A write that was sent at `sent` is confirmed: the locks are good for a while longer. One that is suspect is not,
     /// unless it was `seen` itself.
     fn prove(&self, sent: Timestamp, losses: u64, seen: Option<u64>) {
-        let telling = lock(&self.telling);
-        let mut kept = self.kept();
+        let signalling = self.signalling.lock();
+        let mut kept = self.kept.lock();
         if self.driver.losses() != losses || kept.state != Connection::Up {
             return;
         }
@@ -151,13 +169,13 @@ impl Session {
         match seen {
             Some(number) => {
                 if let Some(lock) = kept.locks.get_mut(&number) {
-                    (lock.seen, lock.proof, lock.suspect) = (sent, sent, false);
+                    (lock.seen, lock.proven_at, lock.suspect) = (sent, sent, false);
                     signals.push(lock.signal.clone());
                 }
             }
             None => {
                 for lock in kept.locks.values_mut().filter(|lock| !lock.suspect) {
-                    lock.proof = lock.proof.max(sent);
+                    lock.proven_at = lock.proven_at.max(sent);
                     signals.push(lock.signal.clone());
                 }
             }
@@ -166,7 +184,7 @@ impl Session {
         for signal in signals {
             signal.trust(sent);
         }
-        drop(telling);
+        drop(signalling);
     }
 
     /// Deletes the nodes of locks whose proof of life came too late, so that others get them although their guards are
@@ -176,8 +194,8 @@ impl Session {
         // A little before the engine's own limit, so that no lock is in between.
         let limit = self.trusted_for() - (self.trusted_for() / 50).max(Duration::from_millis(3));
         let late: Vec<_> = {
-            let kept = self.kept();
-            let late = kept.locks.iter().filter(|(_, lock)| now.since(lock.proof) >= limit);
+            let kept = self.kept.lock();
+            let late = kept.locks.iter().filter(|(_, lock)| now.since(lock.proven_at) >= limit);
             late.map(|(number, lock)| (*number, Arc::clone(&lock.path), lock.moves.clone())).collect()
         };
         for (number, path, moves) in late {
@@ -188,9 +206,9 @@ impl Session {
                 (deleted, _) => deleted,
             };
             match deleted {
-                Ok(()) | Err(Error::NoNode) => drop(self.kept().locks.remove(&number)),
+                Ok(()) | Err(Error::NoNode) => drop(self.kept.lock().locks.remove(&number)),
                 // The next beat tries again.
-                Err(error) => self.heed(&error),
+                Err(error) => self.end_if_failed(&error),
             }
         }
     }
@@ -216,7 +234,7 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: Watch
             Err(_) => {
                 let Some(session) = session.upgrade() else { return };
                 let now = session.clock.now();
-                if let Some(lock) = session.kept().locks.get_mut(&number) {
+                if let Some(lock) = session.kept.lock().locks.get_mut(&number) {
                     lock.watch_at = now + WATCHED_AFTER;
                 }
                 return;

@@ -9,20 +9,18 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use async_io::Timer;
-use dlock_core::backend::tell;
-use dlock_core::{ErrorKind, Failure};
+use dlock_core::backend::{Mutex, tell};
 use spawns_core::{Spawn, Task};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{Notify, oneshot};
-use zookeeper::{Client, Error, EventType, OneshotWatcher, SessionState, StateWatcher};
+use zookeeper::{Client, Error, SessionState, StateWatcher};
 
-use super::Answer;
-use crate::queue::lock;
+use crate::wire::Answer;
 
 /// While there is something to do, the thread looks this often whether a runtime is held up.
 const LOOK: Duration = Duration::from_millis(10);
@@ -127,7 +125,7 @@ struct Batch(Mutex<Vec<Waker>>);
 
 impl Batch {
     fn wake(&self) {
-        let waiters = std::mem::take(&mut *lock(&self.0));
+        let waiters = std::mem::take(&mut *self.0.lock());
         waiters.into_iter().for_each(|waiter| tell(|| waiter.wake()));
     }
 }
@@ -157,18 +155,9 @@ pub(crate) fn together<T: 'static>(mut answer: Answer<T>) -> Answer<T> {
     }))
 }
 
-/// What a watcher tells. It panics when the client library did: the session is over then.
-pub(crate) fn event(watcher: OneshotWatcher) -> Answer<EventType> {
-    let mut changed = Box::pin(watcher.changed());
-    Box::pin(std::future::poll_fn(move |context| {
-        let polled = catch_unwind(AssertUnwindSafe(|| changed.as_mut().poll(context)));
-        polled.map_or(Poll::Ready(EventType::Session), |polled| polled.map(|event| event.event_type))
-    }))
-}
-
 impl Spawn for Driver {
     fn spawn(&self, task: Task) {
-        lock(&self.spawned).push(Box::into_pin(task.future));
+        self.spawned.lock().push(Box::into_pin(task.future));
     }
 }
 
@@ -246,14 +235,14 @@ impl Driver {
 
     /// Has the session polled by this runtime, after what else is ready there.
     fn poll_on(self: &Arc<Self>, runtime: &Handle) {
-        let mut sender = lock(&self.sender);
+        let mut sender = self.sender.lock();
         match &*sender {
             Some(id) if *id == runtime.id() => {}
             Some(_) => self.wakes.thread(),
             None => {
                 *sender = Some(runtime.id());
                 drop(sender);
-                let turn = Turn(Arc::clone(self));
+                let turn = PollTurn(Arc::clone(self));
                 runtime.spawn(async move { drop(turn) });
             }
         }
@@ -270,10 +259,10 @@ impl Driver {
     /// Whether it has ended.
     fn poll(&self, wake: impl Fn(Vec<Answered>)) -> bool {
         loop {
-            let Some(mut tasks) = self.try_lock() else {
+            let Some(mut tasks) = self.tasks.try_lock() else {
                 self.again.store(true, Ordering::SeqCst);
                 // Who had the lock may have looked before that.
-                if self.try_lock().is_none() {
+                if self.tasks.try_lock().is_none() {
                     return false;
                 }
                 continue;
@@ -293,18 +282,10 @@ impl Driver {
         }
     }
 
-    fn try_lock(&self) -> Option<MutexGuard<'_, Tasks>> {
-        match self.tasks.try_lock() {
-            Ok(tasks) => Some(tasks),
-            Err(TryLockError::Poisoned(tasks)) => Some(tasks.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
     /// Polls every task; whether all have ended. One that panics takes the others along: the session is of no use any
     /// more.
     fn poll_tasks(&self, tasks: &mut Tasks) -> bool {
-        tasks.append(&mut lock(&self.spawned));
+        tasks.append(&mut self.spawned.lock());
         let mut context = Context::from_waker(&self.waker);
         let polled = || tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
         let ended = catch_unwind(AssertUnwindSafe(polled)).is_err() || tasks.is_empty();
@@ -339,7 +320,7 @@ impl Driver {
 
     /// Wakes those whose runtime is held up.
     fn wake_handed(&self) {
-        let handed = std::mem::take(&mut *lock(&self.handed));
+        let handed = std::mem::take(&mut *self.handed.lock());
         handed.iter().for_each(|batch| batch.wake());
     }
 
@@ -356,7 +337,7 @@ impl Driver {
                 Some(runtime) if !batch.is_empty() => {
                     batch.push(waiter);
                     let batch = Arc::new(Batch(Mutex::new(batch)));
-                    lock(&self.handed).push(Arc::clone(&batch));
+                    self.handed.lock().push(Arc::clone(&batch));
                     let deliver = Deliver(batch);
                     runtime.spawn(async move { drop(deliver) });
                 }
@@ -367,11 +348,11 @@ impl Driver {
 }
 
 /// The turn of a runtime to poll a session. One that ends before lets the session be polled as well.
-struct Turn(Arc<Driver>);
+struct PollTurn(Arc<Driver>);
 
-impl Drop for Turn {
+impl Drop for PollTurn {
     fn drop(&mut self) {
-        *lock(&self.0.sender) = None;
+        *self.0.sender.lock() = None;
         self.0.poll_for_thread();
     }
 }
@@ -387,25 +368,6 @@ pub(crate) struct Driven {
 /// again while the stack unwinds, which ends the process.
 fn start_reactor() {
     let _ = Pin::new(&mut Timer::after(LOOK)).poll(&mut Context::from_waker(Waker::noop()));
-}
-
-/// The process that opens sessions.
-static PROCESS: OnceLock<u32> = OnceLock::new();
-
-/// Notes that this process opens sessions.
-pub(crate) fn opens_in_this_process() {
-    PROCESS.get_or_init(std::process::id);
-}
-
-/// Refuses sessions to a child, made by `fork`, of a process that has opened one. The reactor is one for all of a
-/// process: its thread is not in the child, where nothing would be answered, and what it waits with is the parent's.
-pub(crate) fn refuse_in_child() -> Result<(), Failure> {
-    if PROCESS.get().is_none_or(|process| *process == std::process::id()) {
-        return Ok(());
-    }
-    let what = "the process that was forked had opened a session of ZooKeeper, and its client works in that process \
-                only; fork before the first session, or start a program in the child";
-    Err(Failure::new(ErrorKind::Unsupported, what))
 }
 
 /// Opens a session on a thread of its own, which drives it until it has ended.

@@ -1,53 +1,123 @@
-//! A lock in the book of the session that keeps it.
+//! What a claim enters in its session: a lock that it holds, or that it waits.
 
 use std::sync::Arc;
 
-use super::{Session, WATCHED_AFTER};
+use dlock_core::Timestamp;
+use dlock_core::backend::Signal;
 
-/// A lock's entry in its session's book; it is taken out when this is dropped.
-pub(crate) struct Entry {
+use super::Session;
+use super::kept::{BEATS, Connection, KeptLock, WATCHED_AFTER};
+
+/// Keeps the session proving that it lives, until this is dropped.
+pub(crate) struct WaitEntry(Arc<Session>);
+
+impl Drop for WaitEntry {
+    fn drop(&mut self) {
+        self.0.kept.lock().waiting -= 1;
+    }
+}
+
+/// A lock that its session keeps, until this is dropped.
+pub(crate) struct LockEntry {
     session: Arc<Session>,
     number: u64,
 }
 
-impl Entry {
-    pub(super) fn new(session: &Arc<Session>, number: u64) -> Self {
-        Self { session: Arc::clone(session), number }
+impl Session {
+    /// Enters a claim that waits.
+    pub(crate) fn wait(self: &Arc<Self>) -> WaitEntry {
+        let mut kept = self.kept.lock();
+        kept.waiting += 1;
+        let wakes = kept.look_by(self.clock.now(), self.timeout, self.timeout / BEATS);
+        drop(kept);
+        if wakes {
+            self.wake.notify_one();
+        }
+        WaitEntry(Arc::clone(self))
     }
 
-    /// Whether the servers certainly have nothing of the lock any more.
+    /// Enters a lock that was granted; `signal` is given what becomes of it. The last proof of life was sent at
+    /// `proven_at`.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        signal: Signal,
+        path: Arc<str>,
+        czxid: i64,
+        proven_at: Timestamp,
+    ) -> LockEntry {
+        let signalling = self.signalling.lock();
+        let now = self.clock.now();
+        let mut kept = self.kept.lock();
+        let (number, state) = (kept.next, kept.state);
+        kept.next += 1;
+        let lock = KeptLock {
+            signal: signal.clone(),
+            path,
+            czxid,
+            fence: czxid,
+            moves: None,
+            watch_at: now + WATCHED_AFTER,
+            seen: now,
+            proven_at,
+            losses: self.driver.losses(),
+            suspect: state == Connection::Down,
+            gone: false,
+        };
+        kept.locks.insert(number, lock);
+        let wakes = kept.look_by(now, self.timeout, WATCHED_AFTER);
+        drop(kept);
+        match state {
+            Connection::Up => {}
+            Connection::Down => signal.suspect(),
+            Connection::Ended(cause) => signal.lost(cause),
+        }
+        drop(signalling);
+        if wakes {
+            self.wake.notify_one();
+        }
+        LockEntry { session: Arc::clone(self), number }
+    }
+
+    /// Returns the path of the node of the lock with this fence.
+    pub(crate) fn node_of(&self, fence: i64) -> Option<Arc<str>> {
+        self.kept.lock().locks.values().find(|lock| lock.fence == fence).map(|lock| Arc::clone(&lock.path))
+    }
+}
+
+impl LockEntry {
+    /// Returns whether the server said that the node of the lock is gone.
     pub(crate) fn is_gone(&self) -> bool {
-        self.session.kept().locks.get(&self.number).is_some_and(|lock| lock.gone)
+        self.session.kept.lock().locks.get(&self.number).is_some_and(|lock| lock.gone)
     }
 
-    /// The fence of the lock.
+    /// Returns the fence of the lock: the `czxid` of the node by which it was granted.
     pub(crate) fn fence(&self) -> Option<i64> {
-        self.session.kept().locks.get(&self.number).map(|lock| lock.fence)
+        self.session.kept.lock().locks.get(&self.number).map(|lock| lock.fence)
     }
 
-    /// This node is about to take the place of its own, whose end is none of the lock from here on.
+    /// Notes that the node `to` is about to replace that of the lock, whose deletion is no loss from now on.
     pub(crate) fn moves(&self, to: &Arc<str>) {
-        if let Some(lock) = self.session.kept().locks.get_mut(&self.number) {
+        if let Some(lock) = self.session.kept.lock().locks.get_mut(&self.number) {
             lock.moves = Some(Arc::clone(to));
         }
     }
 
-    /// No other node takes the place of its own.
+    /// Notes that no other node replaces that of the lock.
     pub(crate) fn stays(&self) {
-        if let Some(lock) = self.session.kept().locks.get_mut(&self.number) {
+        if let Some(lock) = self.session.kept.lock().locks.get_mut(&self.number) {
             lock.moves = None;
         }
     }
 
-    /// The lock has this node now.
+    /// Notes that the lock has this node now.
     pub(crate) fn moved(&self, path: &Arc<str>, czxid: i64) {
         let now = self.session.clock.now();
-        let mut kept = self.session.kept();
+        let mut kept = self.session.kept.lock();
         if let Some(lock) = kept.locks.get_mut(&self.number) {
             (lock.path, lock.czxid, lock.moves) = (Arc::clone(path), czxid, None);
             lock.watch_at = now + WATCHED_AFTER;
         }
-        let wakes = self.session.look_by(&mut kept, WATCHED_AFTER);
+        let wakes = kept.look_by(now, self.session.timeout, WATCHED_AFTER);
         drop(kept);
         if wakes {
             self.session.wake.notify_one();
@@ -55,9 +125,9 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for LockEntry {
     fn drop(&mut self) {
-        let lock = self.session.kept().locks.remove(&self.number);
+        let lock = self.session.kept.lock().locks.remove(&self.number);
         // Outside of the mutex.
         drop(lock);
     }

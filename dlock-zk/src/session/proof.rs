@@ -10,9 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use zookeeper::{Acl, Acls, Client, CreateMode, Error};
 
 use crate::config::Config;
+use crate::wire::make_directory;
 
 /// How often the node is made anew when it or its directory vanishes meanwhile.
 const TRIES: u32 = 8;
+
+/// What came of a proof of life.
+pub(super) type Proven = Option<Result<(), Error>>;
 
 /// The node that a session writes to.
 pub(crate) struct ProofNode {
@@ -66,14 +70,5 @@ impl ProofNode {
             }
         }
         Err(Error::NoNode)
-    }
-}
-
-/// Makes a directory and those above it, where they are missing: as containers, which go when they are empty.
-pub(crate) async fn make_directory(client: &Client, directory: &str, acl: &[Acl]) -> Result<(), Error> {
-    let make = async |mode: CreateMode| client.mkdir(directory, &mode.with_acls(Acls::new(acl))).await;
-    match make(CreateMode::Container).await {
-        Err(Error::Unimplemented) => make(CreateMode::Persistent).await,
-        made => made,
     }
 }

@@ -4,16 +4,16 @@
 //! make a queue waits in this process instead, where what nobody needs any more is never sent, and what is urgent
 //! overtakes it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::sleep;
+use dlock_core::backend::{Mutex, sleep};
 use dlock_core::keeper;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zookeeper::{Client, Error};
 
-use super::{Answer, Session, together};
-use crate::queue::lock;
+use super::driver::{Driver, together};
+use crate::wire::Answer;
 
 /// How many claims may have requests under way, each a creation and a listing or the looks of one who waits.
 const ORDINARY: usize = 128;
@@ -24,19 +24,21 @@ const LEFT_LYING: Duration = Duration::from_millis(50);
 
 /// The bounds of one session. Proofs of life have none: there are few of them.
 pub(crate) struct Requests {
+    client: Client,
+    driver: Arc<Driver>,
     pub(crate) ordinary: Arc<Gate>,
     pub(crate) deletions: Arc<Gate>,
 }
 
 impl Requests {
-    pub(super) fn new() -> Self {
-        Self { ordinary: Gate::new(ORDINARY), deletions: Gate::new(DELETIONS) }
+    pub(super) fn new(client: Client, driver: Arc<Driver>) -> Self {
+        Self { client, driver, ordinary: Gate::new(ORDINARY), deletions: Gate::new(DELETIONS) }
     }
 
     /// Deletes a node, ahead of whatever is not under way yet. Sent at once, or soon when very many are, whether or not
     /// the answer is waited for.
-    pub(crate) fn delete(&self, session: &Session, path: &Arc<str>) -> Answer<Result<(), Error>> {
-        let Session { client, driver, .. } = session;
+    pub(crate) fn delete(&self, path: &Arc<str>) -> Answer<Result<(), Error>> {
+        let Self { client, driver, .. } = self;
         match self.deletions.try_enter() {
             Some(pass) => {
                 let deletion = driver.send(|| client.delete(path, None));
@@ -94,7 +96,7 @@ pub(crate) struct Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut state = lock(&self.gate.state);
+        let mut state = self.gate.state.lock();
         if state.round == self.round {
             state.recent -= 1;
         }
@@ -108,7 +110,7 @@ impl Gate {
     }
 
     pub(crate) fn try_enter(self: &Arc<Self>) -> Option<Pass> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let pass = Arc::clone(&state.passes).try_acquire_owned().ok()?;
         Some(self.pass(&mut state, pass))
     }
@@ -122,7 +124,7 @@ impl Gate {
     pub(crate) async fn enter(self: Arc<Self>, client: Client) -> Pass {
         loop {
             let passes = {
-                let mut state = lock(&self.state);
+                let mut state = self.state.lock();
                 if !std::mem::replace(&mut state.attended, true) {
                     match keeper::runtime() {
                         Ok(runtime) => drop(runtime.spawn(Arc::clone(&self).attend(client.clone()))),
@@ -133,7 +135,7 @@ impl Gate {
             };
             // They were replaced if there are none.
             if let Ok(pass) = passes.acquire_owned().await {
-                return self.pass(&mut lock(&self.state), pass);
+                return self.pass(&mut self.state.lock(), pass);
             }
         }
     }
@@ -142,14 +144,14 @@ impl Gate {
     async fn attend(self: Arc<Self>, client: Client) {
         loop {
             {
-                let mut state = lock(&self.state);
+                let mut state = self.state.lock();
                 state.round += 1;
                 state.recent = 0;
             }
             sleep(LEFT_LYING).await;
             // Once this is answered, so is all that was sent before. Without a connection all is.
             drop(client.check_stat("/").await);
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let free = state.passes.available_permits();
             if free > 0 {
                 state.attended = false;

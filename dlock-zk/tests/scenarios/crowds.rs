@@ -9,7 +9,7 @@ use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 
 use crate::support::{
-    LONG, Proxied, lock_nodes, locks, places, poll_once, soon, until, until_in_line, wait_for,
+    LONG, Proxied, lock_nodes, locks, patient_locks, places, poll_once, soon, until, until_in_line, wait_for,
 };
 
 /// How many nodes a process has in one queue at the most.
@@ -19,7 +19,7 @@ const NODES: usize = 16;
 async fn a_crowd_of_one_process_has_few_nodes_and_gets_its_turn_in_order() {
     const WAITERS: usize = 300;
     let on = Proxied::start();
-    let locks = on.locks(LONG).await;
+    let locks = patient_locks(on.proxy.address()).await;
     let other = locks.lock("other").acquire().await.unwrap();
     let guard = locks.lock("room").acquire().await.unwrap();
     let served = Arc::new(AtomicUsize::new(0));

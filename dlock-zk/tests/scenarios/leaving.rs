@@ -12,8 +12,8 @@ use dlock_zk::{Acl, AuthId, Permission, Recipe, ZooKeeper};
 use tokio::task::JoinHandle;
 
 use crate::support::{
-    LONG, Proxied, SHORT, before, builder, error_of, fence, locks, locks_at, over, places, soon, until,
-    until_in_line, wait_for,
+    LONG, Proxied, SHORT, before, builder, error_of, fence, locks, locks_at, over, patient_locks, places,
+    soon, until, until_in_line, wait_for,
 };
 
 /// Long enough to be there for the whole test.
@@ -298,7 +298,8 @@ async fn what_another_user_left_is_waited_for_by_who_may_not_read_it() {
 async fn one_of_a_crowd_that_waits_removes_what_is_over_and_all_have_their_turn() {
     const EACH: usize = 20;
     let on = Proxied::start();
-    let crowds = [on.locks(LONG).await, on.locks(LONG).await];
+    let crowd = || patient_locks(on.proxy.address());
+    let crowds = [crowd().await, crowd().await];
     let ours = locks(&on.server, SHORT).await;
     let guard = ours.lock("room").with_hold_at_least(Duration::from_secs(2)).acquire().await.unwrap();
     // Longer than a lock is held without a watch on its node.

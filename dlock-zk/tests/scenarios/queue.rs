@@ -8,7 +8,9 @@ use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, error_of, fence, locks, places, soon, until, until_in_line, wait_for};
+use crate::support::{
+    LONG, error_of, fence, locks, patient_locks, places, soon, until, until_in_line, wait_for,
+};
 
 /// A place of another library's client.
 const FOREIGN: &str = "/dlock/room/_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
@@ -160,7 +162,7 @@ async fn waiters_of_one_key_do_not_delay_those_of_another() {
 async fn a_directory_with_thousands_of_other_children_serves_its_lock() {
     const CHILDREN: usize = 20_000;
     let server = ZooKeeperServer::start().unwrap();
-    let locks = locks(&server, LONG).await;
+    let locks = patient_locks(server.address()).await;
     let guard = locks.lock("room").acquire().await.unwrap();
     let client = zookeeper::Client::connect(&server.address().to_string()).await.unwrap();
     let options = zookeeper::CreateMode::Persistent.with_acls(zookeeper::Acls::anyone_all());

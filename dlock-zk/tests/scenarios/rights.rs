@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use dlock_core::backend::Severity;
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
 use dlock_zk::{Acl, AuthId, Permission};
 use tokio::task::JoinSet;
+use zookeeper::{Acls, Client, CreateMode};
 
 use crate::support::{
     LONG, Proxied, SHORT, builder, error_of, lock_nodes, locks, over, soon, until, until_in_line, wait_for,
@@ -45,6 +47,31 @@ async fn a_node_that_may_not_be_deleted_is_named_and_goes_with_its_session() {
     let guard = soon("the lock", waiter).await.unwrap().unwrap();
     guard.check().unwrap();
     assert_eq!(lock_nodes(server.admin()), 1);
+}
+
+#[tokio::test]
+async fn a_session_that_may_not_make_its_own_node_is_found_by_doctor_and_grants_once_it_may() {
+    let server = ZooKeeperServer::start().unwrap();
+    let root = Client::connector().with_auth("digest", b"super:admin");
+    let root = root.connect(&server.address().to_string()).await.unwrap();
+    let may = |rights: Permission| [Acl::new(rights, AuthId::anyone())];
+    let no_create = may(Permission::READ | Permission::WRITE | Permission::DELETE);
+    for (path, acl) in [("/dlock", may(Permission::ALL)), ("/dlock/%sessions", no_create)] {
+        root.create(path, b"", &CreateMode::Persistent.with_acls(Acls::new(&acl))).await.unwrap();
+    }
+    let locks = locks(&server, LONG).await;
+    let denied = error_of(locks.lock("room").acquire().await, ErrorKind::Denied);
+    assert!(denied.to_string().contains("/dlock/%sessions"), "{denied}");
+    let dangers = async || {
+        let findings = locks.diagnose().await.unwrap();
+        let dangers = findings.into_iter().filter(|finding| finding.severity == Severity::Danger);
+        dangers.map(|finding| (finding.subject, finding.found)).collect::<Vec<_>>()
+    };
+    let found = dangers().await;
+    assert!(found.iter().any(|(what, found)| *what == "rights" && found.contains("%sessions")), "{found:?}");
+    root.set_acl("/dlock/%sessions", &may(Permission::ALL), None).await.unwrap();
+    assert!(dangers().await.iter().all(|(what, _)| *what != "rights"));
+    free(&locks, "room").await;
 }
 
 #[tokio::test]
@@ -135,6 +162,25 @@ async fn a_thousand_locks_and_as_many_waiters_outlast_the_loss_of_their_connecti
         drop(soon("a lock", waiter).await.unwrap().unwrap());
     }
     until("the clean-up", || lock_nodes(on.server.admin()) == 0).await;
+}
+
+#[tokio::test]
+async fn a_chroot_that_may_not_be_made_is_a_refusal_and_not_a_server_that_is_away() {
+    let server = ZooKeeperServer::start().unwrap();
+    let connect = async |tail: &str| {
+        let url = format!("zk://{}{tail}?create_chroot=true", server.address());
+        builder(&url, LONG).connect().await.map(drop)
+    };
+    let own = format!("zk://shop:secret@{}/shop?create_chroot=true", server.address());
+    let ours = over(builder(&own, LONG).connect().await.unwrap());
+    error_of(connect("/shop/app").await, ErrorKind::Denied);
+    let theirs = over(builder(&server.url(), LONG).connect().await.unwrap());
+    let guard = theirs.lock("room").acquire().await.unwrap();
+    let node = &server.admin().children("/dlock/room")[0];
+    let error = error_of(connect(&format!("/dlock/room/{node}/app")).await, ErrorKind::InvalidConfig);
+    assert!(error.to_string().contains("ephemeral"), "{error}");
+    guard.release().await.unwrap();
+    ours.lock("room").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[cfg(feature = "sasl")]

@@ -5,7 +5,9 @@ use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperEnsemble, ZooKeeperServer
 use dlock_zk::Recipe;
 use tokio::task::JoinSet;
 
-use crate::support::{LONG, SHORT, builder, error_of, fence, locks, over, places, soon, until, wait_for};
+use crate::support::{
+    LONG, SHORT, builder, error_of, fence, locks, over, patient_locks, places, soon, until, wait_for,
+};
 
 /// Nodes of Curator's read-write lock.
 const WRITES: &str = "/dlock/room/_c_01234567-89ab-cdef-0123-456789abcdef-__WRIT__";
@@ -30,7 +32,7 @@ async fn readers(locks: &Locks, count: usize) -> Vec<Guard> {
 async fn a_thousand_readers_of_one_process_read_at_the_same_time_and_a_writer_follows() {
     const READERS: usize = 1_000;
     let server = ZooKeeperServer::start().unwrap();
-    let (ours, theirs) = (locks(&server, LONG).await, locks(&server, LONG).await);
+    let [ours, theirs] = [patient_locks(server.address()).await, patient_locks(server.address()).await];
     let before = theirs.lock("room").acquire().await.unwrap();
     let wrote = fence(&before);
     let reading = tokio::spawn({

@@ -32,11 +32,18 @@ pub(crate) fn builder(url: &str, session: Duration) -> ZooKeeperBuilder {
 
 /// Locks that give up a request soon, so that what is made to fail fails soon.
 pub(crate) fn over(zookeeper: ZooKeeper) -> Locks {
-    Locks::builder(zookeeper)
-        .with_wait(Duration::from_secs(20))
-        .with_request_timeout(Duration::from_millis(500))
-        .build()
-        .unwrap()
+    with_request_timeout(zookeeper, Duration::from_millis(500))
+}
+
+/// Locks for crowds, none of whose requests is meant to fail on a busy machine.
+pub(crate) async fn patient_locks(address: SocketAddr) -> Locks {
+    let zookeeper = builder(&format!("zk://{address}"), LONG).connect().await.unwrap();
+    with_request_timeout(zookeeper, Duration::from_secs(10))
+}
+
+fn with_request_timeout(zookeeper: ZooKeeper, limit: Duration) -> Locks {
+    let builder = Locks::builder(zookeeper).with_wait(Duration::from_secs(20));
+    builder.with_request_timeout(limit).build().unwrap()
 }
 
 pub(crate) async fn locks(server: &ZooKeeperServer, session: Duration) -> Locks {

@@ -1,4 +1,4 @@
-//! A claim that has the lock alone, and goes on as a reader.
+//! Downgrades a claim that holds its lock exclusively to a reader.
 
 use std::time::SystemTime;
 
@@ -6,11 +6,12 @@ use dlock_core::backend::Renewed;
 use dlock_core::{Failure, Fence};
 
 use super::ZooKeeperClaim;
-use crate::queue_node::lowering::{Lowered, Reader, content};
+use crate::holder;
+use crate::queue_node::downgrade::{Downgraded, Reader};
 
 impl ZooKeeperClaim {
-    /// Has the claim's node replaced by a reader's. Whatever is not known afterwards is asked for again.
-    pub(super) async fn lower(&mut self) -> Result<Renewed, Failure> {
+    /// Has the claim's node replaced by that of a reader. After an unknown outcome, the next call finds it out.
+    pub(super) async fn downgrade_node(&mut self) -> Result<Renewed, Failure> {
         let until = self.patience();
         let Self { node: Some(node), request, sessions, entry: Some(entry), .. } = self else {
             return Ok(Renewed::Gone);
@@ -28,21 +29,21 @@ impl ZooKeeperClaim {
             now.checked_sub(node.session.clock.now().since(own.known)).unwrap_or(now)
         };
         let fence = entry.fence().unwrap_or(own.czxid);
-        let content = content(Fence::new(fence.cast_unsigned()), &request.describe_since(since));
-        let Some(name) = node.recipe.lowered(&own.name) else {
+        let content = holder::reader(Fence::new(fence.cast_unsigned()), &request.describe_since(since));
+        let Some(name) = node.recipe.downgraded(&own.name) else {
             return Ok(Renewed::Extended);
         };
-        // Its node may be another one at any moment.
+        // From now on the lock may have either node.
         entry.moves(&node.path_of(&name).into());
-        let lowered = node.lower(&sessions.config().acl, Reader { name, content }, until).await;
-        if lowered.is_err() && !node.may_be_lowered() {
-            // A server that refused has left its own node, whose end is that of the lock.
+        let downgraded = node.downgrade(&sessions.config().acl, Reader { name, content }, until).await;
+        if downgraded.is_err() && !node.may_be_downgraded() {
+            // The server refused it: the lock still has its own node only.
             entry.stays();
         }
-        let lowered = lowered?;
-        if let Lowered::Reads { path, czxid } = &lowered {
+        let downgraded = downgraded?;
+        if let Downgraded::Reads { path, czxid } = &downgraded {
             entry.moved(path, *czxid);
         }
-        Ok(Renewed::from(&lowered))
+        Ok(Renewed::from(&downgraded))
     }
 }

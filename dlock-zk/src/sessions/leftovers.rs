@@ -5,16 +5,15 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::sleep_until;
+use dlock_core::backend::{Mutex, sleep_until};
 use dlock_core::{ErrorKind, Failure, keeper};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Sessions;
-use crate::queue::lock;
 
 /// So many are remembered.
 const MOST: usize = 100_000;
@@ -52,7 +51,7 @@ struct Leftover {
 impl Sessions {
     /// Removes a node that was left, in so long, once its end has come by the servers' clock.
     pub(crate) fn remove_later(self: &Arc<Self>, path: Arc<str>, ends: i64, within: Duration) {
-        let mut state = lock(&self.leftovers.0);
+        let mut state = self.leftovers.0.lock();
         if state.due.len() >= MOST {
             return;
         }
@@ -68,7 +67,7 @@ impl Sessions {
 
     /// When to look next; `None` when nothing is left.
     fn next_due(&self) -> Option<Instant> {
-        let mut state = lock(&self.leftovers.0);
+        let mut state = self.leftovers.0.lock();
         let at = state.due.peek().map(|Reverse(next)| next.at);
         if at.is_none() {
             state.wake = None;
@@ -77,7 +76,7 @@ impl Sessions {
     }
 
     fn take_due(&self) -> Vec<Leftover> {
-        let (mut state, now, mut due) = (lock(&self.leftovers.0), Instant::now(), Vec::new());
+        let (mut state, now, mut due) = (self.leftovers.0.lock(), Instant::now(), Vec::new());
         while due.len() < AT_ONCE
             && let Some(next) = state.due.peek_mut()
             && next.0.at <= now
@@ -139,6 +138,6 @@ async fn remove_all(sessions: Weak<Sessions>, wake: Arc<Notify>) {
                 due.iter_mut().for_each(|leftover| leftover.at = again);
             }
         }
-        lock(&sessions.leftovers.0).due.extend(due.into_iter().map(Reverse));
+        sessions.leftovers.0.lock().due.extend(due.into_iter().map(Reverse));
     }
 }

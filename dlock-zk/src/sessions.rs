@@ -1,59 +1,52 @@
 //! The current session of a backend: opened when it is needed, and again when it has ended.
+//!
+//! | `Slot` | what `get` does |
+//! |---|---|
+//! | `None` | starts a task that opens a session: `Opening` |
+//! | `Opening` | waits for the task; starts another one if that is gone |
+//! | `Open` | returns the session, or opens another one if that has ended |
+//! | `Failed` | fails for the same reason for 100 ms, then opens a session |
+//! | `Closed` | fails; this state is final |
+
+mod fork;
+mod leftovers;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{by_then, guard_opening};
+use dlock_core::backend::{Mutex, by_then, guard_opening};
 use dlock_core::{Clock, ErrorKind, Failure, keeper};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::greeting::Greeting;
-use super::leftovers::Leftovers;
-use super::{Session, driver, greeting};
+use self::leftovers::Leftovers;
 use crate::config::Config;
-use crate::error::not_opened;
-use crate::queue::{Queues, lock};
+use crate::queue::Queues;
+use crate::session::{NotOpened, Session};
 
-/// How long a failure to open a session stands for all who ask.
+/// For how long no session is opened after a failure to open one.
 const FAILURE_STANDS: Duration = Duration::from_millis(100);
 
-/// Why no session was opened.
-#[derive(Clone, Debug)]
-pub(crate) enum Refusal {
-    Client(zookeeper::Error),
-    /// No server opened a session, and this is how they meet a connection.
-    Unreached(Greeting),
-    /// What was found does not fit the settings.
-    Settings(String),
-}
-
-impl From<zookeeper::Error> for Refusal {
-    fn from(error: zookeeper::Error) -> Self {
-        Self::Client(error)
-    }
-}
-
-type Opened = Option<Result<Arc<Session>, Refusal>>;
+type Opened = Option<Result<Arc<Session>, NotOpened>>;
 
 /// The sessions of one backend, of which at most one is current.
 pub(crate) struct Sessions {
     config: Config,
     slot: Mutex<Slot>,
-    /// They outlive the sessions, so that nobody who waits in this process loses his place there.
+    /// The queues outlive the sessions, so that waiters of this process keep their order.
     pub(crate) queues: Queues,
     /// What this process left in queues.
-    pub(super) leftovers: Leftovers,
+    leftovers: Leftovers,
 }
 
 enum Slot {
     None,
-    /// One is being opened; all who need it wait for the same.
+    /// One is being opened; all callers wait for it.
     Opening(watch::Receiver<Opened>),
     Open(Arc<Session>),
     /// None could be opened, at this time.
-    Failed(Refusal, Instant),
+    Failed(NotOpened, Instant),
     Closed,
 }
 
@@ -71,14 +64,10 @@ impl Sessions {
         &self.config
     }
 
-    fn slot(&self) -> MutexGuard<'_, Slot> {
-        lock(&self.slot)
-    }
-
     /// The session, if one is open.
     pub(crate) fn current(&self) -> Result<Option<Arc<Session>>, Failure> {
-        driver::refuse_in_child()?;
-        Ok(match &*self.slot() {
+        fork::refuse_in_child()?;
+        Ok(match &*self.slot.lock() {
             Slot::Open(session) if session.ended().is_none() => Some(Arc::clone(session)),
             _ => None,
         })
@@ -102,7 +91,7 @@ impl Sessions {
         match opened {
             Some(Ok(opened)) => match opened.as_ref() {
                 Some(Ok(session)) => Ok(Arc::clone(session)),
-                Some(Err(refusal)) => Err(not_opened(refusal, servers)),
+                Some(Err(reason)) => Err(reason.failure(servers)),
                 None => Err(Failure::unavailable("no session was opened")),
             },
             Some(Err(_)) => Err(Failure::unavailable(format!("{servers}: the session was not opened"))),
@@ -113,40 +102,34 @@ impl Sessions {
     /// The session, or the one that is being opened.
     fn start(self: &Arc<Self>) -> Result<Result<Arc<Session>, watch::Receiver<Opened>>, Failure> {
         // What the parent has open is answered in the parent.
-        driver::refuse_in_child()?;
-        let mut slot = self.slot();
+        fork::refuse_in_child()?;
+        let mut slot = self.slot.lock();
         match &*slot {
             Slot::Open(session) if session.ended().is_none() => return Ok(Ok(Arc::clone(session))),
             Slot::Opening(opening) if opening.has_changed().is_ok() => return Ok(Err(opening.clone())),
             Slot::Closed => return Err(Failure::new(ErrorKind::Closed, "the connection was closed")),
             // Many may ask, each again and again.
-            Slot::Failed(refusal, when) if when.elapsed() < FAILURE_STANDS => {
-                return Err(not_opened(refusal, &self.config.servers));
+            Slot::Failed(reason, when) if when.elapsed() < FAILURE_STANDS => {
+                return Err(reason.failure(&self.config.servers));
             }
             // Whoever was opening one is gone, as after a panic.
             Slot::Opening(_) | Slot::Open(_) | Slot::Failed(..) | Slot::None => {}
         }
-        driver::opens_in_this_process();
+        fork::opens_in_this_process();
         let (tell, opening) = watch::channel(None);
         let sessions = Arc::clone(self);
         keeper::runtime()?.spawn(async move {
             let sent = Clock::system().now();
-            let opened = guard_opening(sessions.config.open()).await.unwrap_or_else(|panic| {
+            let opened = guard_opening(sessions.config.open_session()).await.unwrap_or_else(|panic| {
                 let panic = zookeeper::Error::UnexpectedError(panic.message().to_owned());
-                Err(Refusal::Client(panic))
+                Err(NotOpened::Client(panic))
             });
-            let opened = match opened {
-                Err(Refusal::Client(zookeeper::Error::NoHosts)) => {
-                    Err(Refusal::Unreached(greeting::of_any(&sessions.config.servers).await))
-                }
-                opened => opened,
-            };
-            let opened = opened.map(|driven| Session::new(driven, sent, &sessions.config));
-            let mut slot = sessions.slot();
+            let opened = opened.map(|driven| Session::start(driven, sent, &sessions.config));
+            let mut slot = sessions.slot.lock();
             if !matches!(*slot, Slot::Closed) {
                 *slot = match &opened {
                     Ok(session) => Slot::Open(Arc::clone(session)),
-                    Err(refusal) => Slot::Failed(refusal.clone(), Instant::now()),
+                    Err(reason) => Slot::Failed(reason.clone(), Instant::now()),
                 };
             }
             drop(slot);
@@ -158,7 +141,7 @@ impl Sessions {
 
     /// Opens no session from now on. The current one is closed once no lock needs it.
     pub(crate) fn close(&self) {
-        let slot = std::mem::replace(&mut *self.slot(), Slot::Closed);
+        let slot = std::mem::replace(&mut *self.slot.lock(), Slot::Closed);
         drop(slot);
     }
 }
@@ -173,6 +156,7 @@ impl fmt::Debug for Sessions {
 mod tests {
     use super::*;
     use crate::config::ZooKeeperBuilder;
+    use crate::session::Greeting;
 
     #[tokio::test]
     async fn a_session_whose_opener_is_gone_is_opened_anew() {
@@ -180,10 +164,10 @@ mod tests {
         let sessions = Sessions::new(ZooKeeperBuilder::new(&format!("zk://{nobody}")).check().unwrap());
         // As after a panic of whoever was opening it.
         let (opener, opening) = watch::channel(None);
-        *sessions.slot() = Slot::Opening(opening);
+        *sessions.slot.lock() = Slot::Opening(opening);
         drop(opener);
         let Ok(Err(mut opening)) = sessions.start() else { panic!("one is being opened") };
         let opened = opening.wait_for(Option::is_some).await.expect("somebody opens it").clone();
-        assert!(matches!(opened, Some(Err(Refusal::Unreached(Greeting::None)))), "nobody listens there");
+        assert!(matches!(opened, Some(Err(NotOpened::Unreached(Greeting::None)))), "nobody listens there");
     }
 }
