@@ -7,6 +7,7 @@ use dlock_core::{Failure, Holder, Key};
 use redis::Value;
 
 use crate::client::{Client, unchanged};
+use crate::command::Respondent;
 use crate::error::{Fault, is_no_lock, refusal};
 use crate::format::{Again, Found, NO_LOCK, ScannedFor, shares};
 use crate::keys::Names;
@@ -25,12 +26,12 @@ pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>
 
 /// All who hold one lock.
 pub(crate) async fn occupancy(client: &Client, key: &Key) -> Result<Occupancy, Failure> {
-    Ok(look(client, &client.names(key), true).await?.occupancy)
+    Ok(look(client, &client.names(key), Respondent::Any).await?.occupancy)
 }
 
 /// Returns who holds one lock, or what is in the way of one, as the server says that grants it: a replica may be late.
 pub(crate) async fn inspect_granted(client: &Client, names: &Names) -> Result<Option<Holder>, Failure> {
-    match look(client, names, false).await {
+    match look(client, names, Respondent::Master).await {
         Ok(looked) => Ok(looked.occupancy.holders.into_iter().next()),
         Err(failure) if is_no_lock(&failure) => Ok(Some(foreign())),
         Err(failure) => Err(failure),
@@ -47,9 +48,9 @@ struct Looked {
 }
 
 /// Looks at a lock. A replica, which may be late, answers only where it is allowed to.
-async fn look(client: &Client, names: &Names, by_replicas: bool) -> Result<Looked, Failure> {
+async fn look(client: &Client, names: &Names, by: Respondent) -> Result<Looked, Failure> {
     let call = |number| client.format.look(&names.lock, number);
-    let looked = client.question(names.slot, by_replicas, call).await;
+    let looked = client.question(names.slot, by, call).await;
     let (found, identities) = match looked.map_err(unchanged) {
         Ok(looked) => {
             let identities = client.format.identities(None, &looked);
@@ -57,12 +58,12 @@ async fn look(client: &Client, names: &Names, by_replicas: bool) -> Result<Looke
         }
         // Perhaps several hold it.
         Err(failure) if is_no_lock(&failure) => {
-            return look_again(client, names, Again::Other, by_replicas).await;
+            return look_again(client, names, Again::Other, by).await;
         }
         Err(failure) => return Err(failure),
     };
     let holders = match found {
-        Found::ReadWriteLock => return look_again(client, names, Again::ReadWriteLock, by_replicas).await,
+        Found::ReadWriteLock => return look_again(client, names, Again::ReadWriteLock, by).await,
         Found::Several(holders) => holders,
         Found::Nothing => Vec::new(),
         Found::Held(holder) => vec![holder],
@@ -72,14 +73,9 @@ async fn look(client: &Client, names: &Names, by_replicas: bool) -> Result<Looke
     Ok(Looked { occupancy: Occupancy::new(None, holders), identities, kind: None })
 }
 
-async fn look_again(
-    client: &Client,
-    names: &Names,
-    kind: Again,
-    by_replicas: bool,
-) -> Result<Looked, Failure> {
+async fn look_again(client: &Client, names: &Names, kind: Again, by: Respondent) -> Result<Looked, Failure> {
     let call = |number| client.format.look_again(kind, &names.lock, number);
-    let looked = client.question(names.slot, by_replicas, call).await.map_err(unchanged)?;
+    let looked = client.question(names.slot, by, call).await.map_err(unchanged)?;
     let identities = client.format.identities(Some(kind), &looked);
     let occupancy = client.format.seen_again(kind, looked).ok_or_else(senseless)?;
     Ok(Looked { occupancy, identities, kind: Some(kind) })
@@ -102,7 +98,7 @@ pub(crate) async fn force_release(client: &Client, key: &Key) -> Result<bool, Fa
 pub(crate) async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
     let names = client.names(key);
     // What is read now is what the server compares with: no holder has it that comes later.
-    let Looked { occupancy, identities, kind } = look(client, &names, false).await?;
+    let Looked { occupancy, identities, kind } = look(client, &names, Respondent::Master).await?;
     if let Some(answer) = Forced::without_release(&occupancy.holders, seen) {
         return Ok(answer);
     }

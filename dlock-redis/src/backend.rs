@@ -39,11 +39,11 @@ const SAFETY_NET: Duration = Duration::from_secs(1);
 /// | URL | servers |
 /// |---|---|
 /// | `redis://[user:password@]host[:port][/db]` | one server |
-/// | `rediss://...` | the same over TLS, verified (feature `tls`) |
+/// | `rediss://...` | one server over TLS, verified (feature `tls`) |
 /// | `redis+unix:///path[?db=1&user=u&pass=p]`, `unix:///path` | one server on this host |
 /// | `redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]` | the master the sentinels name |
 /// | `redis+cluster://[user:password@]host[:port],host[:port]` | a cluster |
-/// | `rediss+sentinel://`, `rediss+cluster://` | the same over TLS |
+/// | `rediss+sentinel://`, `rediss+cluster://` | sentinels and a cluster over TLS |
 ///
 /// Clones share connections. A connection belongs to the runtime that opened it; releases of dropped guards and
 /// renewals have one of their own, on dlock's own thread, which is opened as soon as a lock is granted. Where a runtime
@@ -134,7 +134,7 @@ impl Redis {
     /// let guard = locks.lock("stock").acquire().await?;
     /// if let Some(fence) = guard.fence() {
     ///     let written = redis.fenced_set("stock:42", "17", fence).await?;
-    ///     assert!(written, "somebody else has taken over");
+    ///     assert!(written, "another holder has taken over");
     /// }
     /// # Ok(()) }
     /// ```

@@ -1,4 +1,14 @@
 //! One claim on one lock.
+//!
+//! | `held` | `unanswered` | what the server may have | `withdraw` |
+//! |---|---|---|---|
+//! | no | empty | nothing; a place among those who wait, if `waits_for_all` | settles |
+//! | no | attempts | the lock, by one of them | follows each attempt on its connection: settles, or is an error and repeated |
+//! | yes | empty | the lock | settles |
+//! | yes | attempts | the lock, and an earlier attempt may take it again | removes it, but is not settled |
+//!
+//! A withdrawal is carried out by the script of what several hold wherever the lock may be a share of it, see
+//! `is_share`.
 
 mod answers;
 mod batch;
@@ -20,9 +30,11 @@ use futures_util::FutureExt;
 use redis::Value;
 
 use crate::client::Client;
-use crate::format::draw;
+use crate::command::{Command, Question, Respondent};
+use crate::error::is_unnamed;
+use crate::format::{draw, probe, probed};
 use crate::keys::Names;
-use crate::request::{Answer, Look, Request, RequestAlone, ShareStep, Step};
+use crate::request::{Answer, Probe, Request, ScriptKind, Step, Who};
 use crate::servers::{Reply, Untracked};
 use crate::tracking::{Probes, TRACKED_AFTER, TrackedLock};
 
@@ -99,23 +111,74 @@ impl RedisClaim {
         let mode = if self.downgraded { Mode::Shared } else { self.request.mode };
         let list = self.client.format.probes(&self.names, &self.request.token, mode, self.request.fair);
         let (client, slot) = (Arc::clone(&self.client), self.names.slot);
-        let ask = move |probes, patience| {
-            let (client, look) = (Arc::clone(&client), Look { slot, probes });
-            let asking = async move { client.servers.carry_out(&look, patience, &mut Untracked).await };
-            asking.map(|reply| reply.ok().map(|reply| reply.answer)).boxed()
+        let ask = move |probes: Vec<Probe>, patience| {
+            let client = Arc::clone(&client);
+            let asking = async move {
+                let call = |number| probe(&probes, number);
+                let question = Question { slot, respondent: Respondent::TrackedMaster, call: &call };
+                probed(client.servers.ask(&question, patience).await.ok()?, &probes)
+            };
+            asking.boxed()
         };
         let runtime = self.request.renewal_runtime();
         Some(Probes { runtime, lease: self.request.lease, list, ask: Box::new(ask) })
     }
 
-    fn step(&self, step: Step) -> Request {
-        let (names, clock) = (self.names.clone(), Some(self.clock.clone()));
-        Request { names, token: self.request.token, step, clock }
+    /// Makes the request of a step, by the script of what several hold or by that of locks with one holder.
+    fn request_by(&self, is_share: bool, step: Step) -> Request {
+        let kind = match self.request.fair {
+            _ if !is_share => ScriptKind::Exclusive,
+            true => ScriptKind::Fair,
+            false => ScriptKind::Shared,
+        };
+        self.request_of(kind, step)
+    }
+
+    fn request_of(&self, kind: ScriptKind, step: Step) -> Request {
+        let (names, token, mode) = (self.names.clone(), self.request.token, self.request.mode);
+        Request { names, token, mode, kind, step, clock: Some(self.clock.clone()) }
+    }
+
+    /// Makes the request of an attempt, see [`listens`](Self::listens).
+    fn asking(&mut self) -> Result<Request, Failure> {
+        let (listens, who) = (self.listens()?, Who::of(&self.request));
+        let (lease, fences) = (self.lease(), self.reserves);
+        let step = Step::Acquire { lease, listens, who, fences, prefers: false, mark: None };
+        Ok(self.request_by(false, step))
+    }
+
+    /// Joins the channel of the lock's releases if this client listens to it already. Returns whether the holder is to
+    /// publish its release.
+    fn listens(&mut self) -> Result<bool, Failure> {
+        self.names.check()?;
+        match &mut self.listener {
+            Some(listener) => listener.forget(),
+            none => {
+                let channel = self.client.format.channel(&self.names, self.request.mode);
+                *none = self.client.channels.join(&channel);
+            }
+        }
+        // A claim that waits without listening leaves the same mark: other clients are to know that it waits.
+        Ok(self.listener.is_some() || self.contended)
+    }
+
+    /// Carries out a step that may take the lock.
+    async fn acquire_by(&mut self, request: &Request) -> Result<Reply, Failure> {
+        let (command, patience) = (Command::of(request), self.patience());
+        self.client.servers.carry_out(command, patience, &mut self.unanswered).await
+    }
+
+    /// Carries out a step on what is held.
+    async fn change_by(&mut self, request: &Request) -> Result<Reply, Failure> {
+        let (command, patience) = (Command::of(request), self.patience());
+        self.client.servers.carry_out(command, patience, &mut self.overdue).await
     }
 
     /// Whether the lock is held alone, and waited for without a place in line.
     fn is_plain(&self) -> bool {
-        self.request.mode == Mode::Exclusive && !self.request.fair && self.client.format.has_alone()
+        self.request.mode == Mode::Exclusive
+            && !self.request.fair
+            && self.client.format.has_exclusive_script()
     }
 
     /// The lease in whole milliseconds, as the server keeps it.
@@ -138,17 +201,45 @@ impl RedisClaim {
         )))
     }
 
+    async fn try_once(&mut self) -> Result<Attempt, Failure> {
+        if let Some(left) = self.request.takes_over {
+            return Box::pin(self.take_over(left)).await;
+        }
+        if !self.is_plain() {
+            return Box::pin(self.attempt_share()).await;
+        }
+        let request = self.asking()?;
+        let reply = self.acquire_by(&request).await?;
+        if matches!(reply.answer, Answer::SplitSlot) {
+            let reply = Box::pin(self.acquire_in_split_slot(&request, 0)).await?;
+            return self.taken(&request, &reply).await;
+        }
+        self.taken(&request, &reply).await
+    }
+
+    /// Has the lease run for its full length again, by this step.
+    async fn extend(&mut self, step: fn(u64, bool) -> Step) -> Result<Renewed, Failure> {
+        let (is_tracked, is_share) = (self.is_tracked(), !self.is_plain() || self.downgraded);
+        let request = self.request_by(is_share, step(self.lease(), is_tracked && !is_share));
+        let reply = self.change_by(&request).await?;
+        if is_tracked
+            && is_share
+            && let Some(tracked) = &self.tracked
+        {
+            tracked.look();
+        }
+        match reply.answer {
+            Answer::Done(true) => self.too_few(reply.acknowledged).map_or(Ok(Renewed::Extended), Err),
+            Answer::Done(false) => Ok(Renewed::Gone),
+            _ => Err(senseless()),
+        }
+    }
+
     /// Reads the answer to an attempt.
     async fn taken(&mut self, request: &Request, reply: &Reply) -> Result<Attempt, Failure> {
         match &reply.answer {
             Answer::Adopted(Some(0)) => Box::pin(self.number(request)).await,
-            Answer::Granted(fence) => self.granted(reply, *fence, request.step.fences()),
-            // Of what an earlier attempt reserved, whatever it was, the first is certain.
-            Answer::Adopted(Some(fence)) => self.granted(reply, *fence, 1),
-            Answer::Adopted(None) => {
-                self.held = true;
-                Err(without_fence())
-            }
+            Answer::Granted(_) | Answer::Adopted(_) => self.granted(reply, request.step.fences()),
             Answer::Busy { left, holder } => Ok(self.busy(*left, Some(holder.clone()))),
             // Perhaps others read it.
             Answer::NoLock => Box::pin(self.attempt_share()).await,
@@ -156,24 +247,28 @@ impl RedisClaim {
         }
     }
 
+    /// Takes the lock without its counter: without a fence yet, which is 0, or with this one.
+    async fn acquire_in_split_slot(&mut self, request: &Request, fence: u64) -> Result<Reply, Failure> {
+        let request = Request { kind: ScriptKind::SplitSlot { fence }, ..request.clone() };
+        self.acquire_by(&request).await
+    }
+
     /// Draws the fence of a lock that was taken without one, and stores it with the lock.
     async fn number(&mut self, request: &Request) -> Result<Attempt, Failure> {
         self.held = true;
-        let (client, patience) = (Arc::clone(&self.client), self.patience());
-        let drawn =
-            client.servers.ask(self.names.slot, (false, patience), |number| draw(&self.names, number)).await;
-        let fence = match drawn {
+        let call = |number| draw(&request.names, number);
+        let question = Question { slot: self.names.slot, respondent: Respondent::Master, call: &call };
+        let fence = match self.client.servers.ask(&question, self.patience()).await {
             Ok(Value::Int(fence @ 1..)) => fence.unsigned_abs(),
             Ok(_) => return Err(senseless().of_worthless_grant()),
             Err(failure) => return Err(failure.of_worthless_grant()),
         };
-        let alone = RequestAlone { request, fence };
-        let reply = match client.servers.carry_out(&alone, patience, &mut self.unanswered).await {
+        let reply = match self.acquire_in_split_slot(request, fence).await {
             Err(failure) if self.unanswered.is_empty() => return Err(failure.of_worthless_grant()),
             reply => reply?,
         };
         match &reply.answer {
-            Answer::Adopted(Some(fence @ 1..)) => self.granted(&reply, *fence, 1),
+            Answer::Adopted(Some(1..)) => self.granted(&reply, 1),
             Answer::Done(false) | Answer::Busy { .. } => {
                 self.held = false;
                 Err(Failure::unavailable("the lock was gone before it had a fence"))
@@ -189,15 +284,28 @@ impl RedisClaim {
         Attempt::Busy(busy)
     }
 
-    fn granted(&mut self, reply: &Reply, fence: u64, reserved: u32) -> Result<Attempt, Failure> {
+    /// Notes that the lock is held, and reads what was granted.
+    fn granted(&mut self, reply: &Reply, fences: u32) -> Result<Attempt, Failure> {
         self.held = true;
+        let grant = self.grant(&reply.answer, fences)?;
         if let Some(failure) = self.too_few(reply.acknowledged) {
             return Err(failure.of_worthless_grant());
         }
         self.listener = None;
+        Ok(Attempt::Granted(grant))
+    }
+
+    /// Reads a grant to which so many fences belong if it is new.
+    fn grant(&self, answer: &Answer, fences: u32) -> Result<Grant, Failure> {
+        let (fence, reserved) = match answer {
+            Answer::Granted(fence) => (*fence, fences),
+            // Of what an earlier attempt reserved, whatever it was, the first is certain.
+            Answer::Adopted(Some(fence)) => (*fence, 1),
+            Answer::Adopted(None) => return Err(without_fence()),
+            _ => return Err(senseless()),
+        };
         let lease = Duration::from_millis(self.lease());
-        let grant = Grant::new(Validity::Lease(lease)).with_fence(Fence::new(fence));
-        Ok(Attempt::Granted(grant.with_reserved(reserved)))
+        Ok(Grant::new(Validity::Lease(lease)).with_fence(Fence::new(fence)).with_reserved(reserved))
     }
 }
 
@@ -207,22 +315,13 @@ impl Claim for RedisClaim {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        if let Some(left) = self.request.takes_over {
-            return Box::pin(self.take_over(left)).await;
+        match self.try_once().await {
+            Err(failure) if is_unnamed(&failure) => {
+                let mode = (self.request.mode, self.request.fair);
+                Err(Box::pin(self.client.named(failure, &self.names, mode)).await)
+            }
+            attempt => attempt,
         }
-        if !self.is_plain() {
-            return Box::pin(self.attempt_share()).await;
-        }
-        let request = self.asking()?;
-        let client = Arc::clone(&self.client);
-        let reply = client.servers.carry_out(&request, self.patience(), &mut self.unanswered).await?;
-        if reply.answer == Answer::Apart {
-            let alone = RequestAlone { request: &request, fence: 0 };
-            let reply = client.servers.carry_out(&alone, self.patience(), &mut self.unanswered);
-            let reply = Box::pin(reply).await?;
-            return self.taken(&request, &reply).await;
-        }
-        self.taken(&request, &reply).await
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
@@ -260,17 +359,7 @@ impl Claim for RedisClaim {
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        if !self.is_plain() || self.downgraded {
-            return Box::pin(self.extend_share(|lease| ShareStep::Renew { lease })).await;
-        }
-        let tracked = self.is_tracked();
-        let request = self.step(Step::Renew { lease: self.lease(), tracked });
-        let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
-        match reply.answer {
-            Answer::Done(true) => self.too_few(reply.acknowledged).map_or(Ok(Renewed::Extended), Err),
-            Answer::Done(false) => Ok(Renewed::Gone),
-            _ => Err(senseless()),
-        }
+        self.extend(|lease, tracked| Step::Renew { lease, tracked }).await
     }
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
@@ -282,7 +371,7 @@ impl Claim for RedisClaim {
         }
         // What is tracked is a reader's from here on.
         (self.tracked, self.downgraded) = (None, true);
-        let result = Box::pin(self.extend_share(|lease| ShareStep::Downgrade { lease })).await;
+        let result = Box::pin(self.extend(|lease, _| Step::Downgrade { lease })).await;
         if self.is_plain() && matches!(&result, Err(failure) if failure.kind() == ErrorKind::Denied) {
             // A right was taken away since it was tried, and this step changed nothing.
             self.client.try_anew(mode.0, mode.1);
@@ -293,18 +382,28 @@ impl Claim for RedisClaim {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         (self.listener, self.signal, self.tracked) = (None, None, None);
-        if self.is_share() {
-            return Box::pin(self.withdraw_share()).await;
-        }
-        let request = self.step(Step::Withdraw);
+        let is_share = self.is_share();
         if !self.held && !self.unanswered.is_empty() {
-            // Those that follow attempts on their connections are under way for longer than this call.
+            // Those that follow attempts on their connections are under way for longer than this call. Nobody has the
+            // lock by this claim, most times: it is not passed on.
+            let request = self.request_by(is_share, Step::Withdraw { passes_on: false });
             let request = Request { clock: None, ..request };
             let limit = (self.request.lease, self.patience());
-            return Box::pin(self.unanswered.withdraw(&self.client.servers, &request, limit)).await;
+            let withdrawal =
+                Box::pin(self.unanswered.withdraw(&self.client.servers, &request, limit)).await?;
+            self.waits_for_all &= !(is_share && withdrawal.settled);
+            return Ok(withdrawal);
         }
-        let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
+        let passes_on = is_share && self.request.fair && self.client.format.passes_on();
+        let request = self.request_by(is_share, Step::Withdraw { passes_on });
+        let mut reply = self.change_by(&request).await?;
+        if matches!(reply.answer, Answer::SplitSlot) {
+            // The counter is on another server for now: the first in line is notified that it is its turn.
+            let request = Request { step: Step::Withdraw { passes_on: false }, ..request };
+            reply = Box::pin(self.change_by(&request)).await?;
+        }
         self.held = false;
+        self.waits_for_all &= !is_share;
         let withdrawal = withdrawn(&reply.answer)?;
         // An earlier attempt may still arrive, and would take the lock again.
         Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })
@@ -315,15 +414,12 @@ impl Claim for RedisClaim {
         // The server keeps whole milliseconds: rather one too many.
         let millis = u64::try_from(taken_for.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         let mode = if self.downgraded { Mode::Shared } else { self.request.mode };
-        let (client, names, token) = (Arc::clone(&self.client), self.names.clone(), self.request.token);
-        let call = |number| client.format.leave(&names, (&token, mode), millis, number);
-        let answer = client.servers.ask(names.slot, (false, self.patience()), call).await?;
+        let request = self.request_of(ScriptKind::Leave { millis }, Step::Withdraw { passes_on: false });
+        let request = Request { mode, clock: None, ..request };
+        let command = Command::of(&request);
+        let reply = self.client.servers.carry_out(command, self.patience(), &mut Untracked).await?;
         self.held = false;
-        let withdrawal = match answer {
-            Value::Int(0) => Withdrawal::ABSENT,
-            Value::Int(found @ 1..=2) => Withdrawal::REMOVED.with_others_waiting(u32::from(found == 2)),
-            _ => return Err(senseless()),
-        };
+        let withdrawal = withdrawn(&reply.answer)?;
         Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })
     }
 

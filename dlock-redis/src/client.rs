@@ -1,25 +1,29 @@
 //! What the claims of one backend share.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::notify::Channels;
-use dlock_core::backend::{Mode, within};
+use dlock_core::backend::{Mode, Mutex, within};
 use dlock_core::{ErrorKind, Failure, Key, Token};
 use redis::{Cmd, Value};
 use tokio::sync::OnceCell;
 
+use crate::command::{Question, Respondent};
 use crate::config::{Config, Replicas};
+use crate::error::is_unnamed;
 use crate::format::Format;
-use crate::format::rights::USES;
+use crate::format::rights::{self, USES};
 use crate::keys::{Namer, Names};
 use crate::listening::Listening;
 use crate::request::{By, CallNumber};
-use crate::servers::Servers;
+use crate::servers::{Node, Servers};
 use crate::tracking::Tracking;
 
 /// How long a question outside of a lock may take.
 const QUESTION: Duration = Duration::from_secs(5);
+/// How long it may take to find out what the user lacks.
+const NAMING: Duration = Duration::from_millis(500);
 
 /// The servers, the channels that are listened to, and how locks are named and stored.
 pub(crate) struct Client {
@@ -80,6 +84,21 @@ impl Client {
         has_all(self.look(probe.slot, rights).await?)
     }
 
+    /// Asks one server whether this user may use the commands that are needed there: each server of a cluster has
+    /// users of its own.
+    pub(crate) async fn rights_at(&self, node: &Node, patience: Duration) -> Result<(), Failure> {
+        let probe = self.namer.probe();
+        let rights = [|number| self.format.rights(&probe, true, number)];
+        let asked = within(patience, self.servers.ask_at(node, patience, rights)).await;
+        let missing =
+            asked.unwrap_or_else(|| Err(Failure::unavailable("no answer"))).map(|mut all| all.pop());
+        match missing? {
+            Some(Ok(missing)) => has_all(missing),
+            Some(Err(fault)) => Err(fault.into_failure()),
+            None => Ok(()),
+        }
+    }
+
     /// Whether this user is known to have the rights that locks of this mode need besides.
     pub(crate) fn is_tried(&self, mode: Mode, fair: bool) -> bool {
         self.tried(mode, fair).initialized()
@@ -88,11 +107,11 @@ impl Client {
     /// Has the rights for locks of this mode tried again before the next one: one of them was taken away.
     pub(crate) fn try_anew(&self, mode: Mode, fair: bool) {
         let place = self.format.place(mode, fair);
-        self.tried.lock().unwrap_or_else(PoisonError::into_inner)[place] = Arc::default();
+        self.tried.lock()[place] = Arc::default();
     }
 
     fn tried(&self, mode: Mode, fair: bool) -> Arc<OnceCell<()>> {
-        Arc::clone(&self.tried.lock().unwrap_or_else(PoisonError::into_inner)[self.format.place(mode, fair)])
+        Arc::clone(&self.tried.lock()[self.format.place(mode, fair)])
     }
 
     /// Asks the server, once for all until one is missing, whether this user may use the commands that locks of this
@@ -104,14 +123,41 @@ impl Client {
         limit: Duration,
     ) -> Result<(), Failure> {
         let probe = self.namer.probe();
-        let rights = |number| self.format.rights_of((mode, fair), &names.lock, &probe.lock, number);
+        let rights = |number| self.format.rights_of((mode, fair), &names.lock, &probe, number);
+        let question = Question { slot: names.slot, respondent: Respondent::Any, call: &rights };
         let asking = async || {
-            let asked = within(limit, self.servers.ask(names.slot, (true, limit), rights)).await;
+            let asked = within(limit, self.servers.ask(&question, limit)).await;
             let missing =
                 asked.unwrap_or_else(|| Err(Failure::unavailable(format!("no answer within {limit:?}"))));
             has_all(missing.map_err(unchanged)?)
         };
         self.tried(mode, fair).get_or_try_init(asking).await.copied()
+    }
+
+    /// Has the server say which commands the user may not use, where it refused a script for one of them without a name
+    /// (Redis before 7.2).
+    pub(crate) async fn named(&self, failure: Failure, names: &Names, (mode, fair): (Mode, bool)) -> Failure {
+        if !is_unnamed(&failure) {
+            return failure;
+        }
+        let probe = self.namer.probe();
+        let alone = |number| self.format.rights(&probe, true, number);
+        let further = |number| match (mode, fair) {
+            (Mode::Exclusive, false) => {
+                let channel = self.format.channel(&probe, mode);
+                rights::call(rights::FURTHER, &names.lock, (&probe.lock, &channel), number)
+            }
+            _ => self.format.rights_of((mode, fair), &names.lock, &probe, number),
+        };
+        let ask = async |call: &(dyn Fn(CallNumber) -> Cmd + Sync)| {
+            let question = Question { slot: names.slot, respondent: Respondent::Any, call };
+            let asked = within(NAMING, self.servers.ask(&question, NAMING)).await;
+            asked.and_then(Result::ok).and_then(|missing| has_all(missing).err())
+        };
+        match ask(&alone).await {
+            Some(named) => named,
+            None => ask(&further).await.unwrap_or(failure),
+        }
     }
 
     /// Sends a call that takes no lock.
@@ -120,7 +166,7 @@ impl Client {
         slot: u16,
         call: impl Fn(CallNumber) -> Cmd + Sync,
     ) -> Result<Value, Failure> {
-        self.question(slot, false, call).await
+        self.question(slot, Respondent::Master, call).await
     }
 
     /// Sends a call that changes nothing, which a replica answers, too.
@@ -129,17 +175,18 @@ impl Client {
         slot: u16,
         call: impl Fn(CallNumber) -> Cmd + Sync,
     ) -> Result<Value, Failure> {
-        self.question(slot, true, call).await
+        self.question(slot, Respondent::Any, call).await
     }
 
-    /// Sends a call that takes no lock, and which a replica answers, too, where it only `looks`.
+    /// Sends a call that takes no lock.
     pub(crate) async fn question(
         &self,
         slot: u16,
-        looks: bool,
+        respondent: Respondent,
         call: impl Fn(CallNumber) -> Cmd + Sync,
     ) -> Result<Value, Failure> {
-        let asked = within(QUESTION, self.servers.ask(slot, (looks, QUESTION), call)).await;
+        let question = Question { slot, respondent, call: &call };
+        let asked = within(QUESTION, self.servers.ask(&question, QUESTION)).await;
         asked.unwrap_or_else(|| Err(Failure::unknown(format!("no answer within {QUESTION:?}"))))
     }
 }
@@ -156,9 +203,24 @@ fn has_all(missing: Value) -> Result<(), Failure> {
         let message = format!("the server has no {lacking}: it is too old, or they were renamed");
         return Err(Failure::new(ErrorKind::Unsupported, message));
     }
-    let missing = missing.join(", ");
-    let message =
-        format!("the user may not use {missing}; docs/backends/redis.md lists the rights that are needed");
+    let (mut objects, mut grants) = (Vec::new(), Vec::new());
+    for right in &missing {
+        // Of names those of all locks are granted.
+        let (object, grant) = match right.split_once("%probe") {
+            Some((before, _)) => (format!("{before}*"), format!("{before}*")),
+            None => (right.clone(), format!("+{}", right.to_lowercase())),
+        };
+        if !objects.contains(&object) {
+            objects.push(object);
+            grants.push(grant);
+        }
+    }
+    let message = format!(
+        "the user may not use {}; grant it by ACL SETUSER and the user's name, with {} behind; docs/backends/redis.md \
+         lists all rights that are needed",
+        objects.join(", "),
+        grants.join(" ")
+    );
     Err(Failure::new(ErrorKind::Denied, message))
 }
 

@@ -12,6 +12,8 @@ use crate::format::Recipe;
 use crate::keys::Counters;
 use crate::url::{self, Topology};
 
+/// How many replicas can be asked for.
+const MOST_REPLICAS: u32 = 1_000;
 /// How many locks the servers are asked to tell of changes of.
 const DEFAULT_TRACKED: usize = 10_000;
 const MOST_TRACKED: usize = 100_000;
@@ -27,7 +29,7 @@ const MOST_TRACKED: usize = 100_000;
 /// | Redisson | where the prefix is empty | store locks as Redisson does, under their names as they are |
 /// | recipe | `Recipe::Lock` | as which of Redisson's locks |
 /// | hash slots | no | the server is a proxy before a cluster: the keys of each call lie in one hash slot |
-/// | tracking | 10 000 | for how many locks the servers tell when somebody deletes or changes them |
+/// | tracking | 10 000 | for how many locks the servers notify when another client deletes or changes them |
 /// | Redisson fences | no | draw fences from Redisson's `redisson_lock_token:{key}`, to share locks with `RFencedLock` |
 ///
 /// Prefix, min replicas, Redisson, recipe, hash slots and tracking can also stand in the URL:
@@ -140,7 +142,8 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets how many replicas have to acknowledge every grant and renewal before it counts. Default 0.
+    /// Sets how many replicas have to acknowledge every grant and renewal before it counts. Default 0; up to
+    /// 1000.
     ///
     /// A grant with fewer acknowledgements is withdrawn and refused, and a renewal with fewer is tried again, until
     /// the lock is lost. So no failover to a replica that acknowledged loses a lock whose holder had the answer.
@@ -162,16 +165,16 @@ impl RedisBuilder {
     }
 
     /// Sets whether locks are stored in the forms of Redisson, under their names as they are, so that services in Java
-    /// and in Rust exclude and wake each other. Default: only where the prefix is empty. The form of our own costs both
-    /// sides less. All clients of a lock need the same.
+    /// and in Rust exclude and wake each other. Default: only where the prefix is empty. dlock's own form costs both
+    /// sides less. All clients of a lock need the same setting.
     pub const fn with_redisson(mut self, on: bool) -> Self {
         self.redisson = Some(on);
         self
     }
 
-    /// Sets as which of Redisson's locks those are stored that are shared with it. Default [`Recipe::Lock`]. All
-    /// clients of a lock have to agree; one that finds another one's data grants nothing, with an error of the kind
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
+    /// Sets which of Redisson's locks are stored where locks are shared with it. Default [`Recipe::Lock`]. All clients
+    /// of a lock have to agree: a client that finds the data of another recipe grants nothing, with an error of the
+    /// kind [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
     pub const fn with_recipe(mut self, recipe: Recipe) -> Self {
         self.recipe = Some(recipe);
         self
@@ -187,18 +190,18 @@ impl RedisBuilder {
 
     /// Sets whether the one server of the URL is a proxy before a cluster, as some managed services have: the keys of
     /// each call lie in one hash slot then, as on a cluster, but all calls go to the proxy. Default no. A URL of a
-    /// cluster needs it not.
+    /// cluster does not need it.
     ///
-    /// All clients of a lock need the same, since the counters of fences have other names with it.
+    /// All clients of a lock need the same setting, since the counters of fences have other names with it.
     pub const fn with_hash_slots(mut self, on: bool) -> Self {
         self.hash_slots = Some(on);
         self
     }
 
-    /// Sets for how many locks at the most the servers are asked to tell when somebody deletes or changes them, so
-    /// that their holder knows within about a round trip and not at the next renewal; up to a twelfth of the lease
-    /// later with readers, permits and fair locks, where what others change again and again is looked at.
-    /// Default 10 000; up to 100 000, and 0 for none. Needs RESP3 and Redis 6.2.
+    /// Sets for how many locks at the most the servers notify when another client deletes or changes them, so that
+    /// their holder knows within about a round trip and not at the next renewal. With readers, permits and fair locks,
+    /// which other clients change again and again, it knows up to a twelfth of the lease later. Default 10 000; up to
+    /// 100 000, and 0 for none. Needs RESP3 and Redis 6.2.
     ///
     /// It is for locks that are held for more than a second: until then a lock costs nothing by it. Each is an entry in
     /// the servers' tracking tables; readers, permits and fair locks in Redisson's form are up to four.
@@ -261,6 +264,10 @@ impl RedisBuilder {
         let hash_slots = self.hash_slots.or(target.hash_slots).unwrap_or(false);
         let cluster = hash_slots || matches!(target.topology, Topology::Cluster(_));
         let count = self.min_replicas.or(target.min_replicas).unwrap_or(0);
+        if count > MOST_REPLICAS {
+            let message = format!("{count} replicas that have to acknowledge; use 0 to {MOST_REPLICAS}");
+            return Err(Failure::invalid_config(message));
+        }
         let prefix = self.prefix.or_else(|| target.prefix.clone()).unwrap_or_else(|| "dlock:".to_owned());
         let redisson = match self.redisson.or(target.redisson) {
             Some(false) if self.redisson_fences => {

@@ -10,6 +10,7 @@ use redis::Value;
 use crate::client::Client;
 use crate::servers::Node;
 
+const ADVICE: &str = "grant the rights that docs/backends/redis.md lists, on each server of a cluster";
 /// How long one answer of a server may take.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -18,12 +19,17 @@ pub(crate) async fn diagnose(client: &Client) -> Result<Vec<Finding>, Failure> {
     let mut findings = match client.introduce().await {
         Ok(()) => vec![Finding::fine("rights", "the user has what locks need")],
         Err(failure) if failure.kind() == dlock_core::ErrorKind::Denied => {
-            let advice = "grant the rights that docs/backends/redis.md lists";
-            vec![Finding::danger("rights", failure.message(), advice)]
+            vec![Finding::danger("rights", failure.message(), ADVICE)]
         }
         Err(failure) => return Err(failure),
     };
     for node in client.servers.masters().await? {
+        if let Err(failure) = client.rights_at(&node, PATIENCE).await
+            && failure.kind() == dlock_core::ErrorKind::Denied
+            && findings.iter().all(|finding| finding.found != failure.message())
+        {
+            findings.push(Finding::danger("rights", failure.message(), ADVICE));
+        }
         findings.extend(of_server(client, &node).await);
     }
     Ok(findings)

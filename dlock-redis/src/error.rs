@@ -116,9 +116,15 @@ fn server_text(error: &RedisError) -> Option<String> {
         _ => return None,
     };
     Some(match error.detail() {
-        Some(detail) => format!("{code} {detail}"),
+        Some(detail) => format!("{code} {}", without_arguments(detail)),
         None => code.to_owned(),
     })
+}
+
+/// The text of a server without the arguments of ours that it repeats, which may be a password, or words that look like
+/// a code.
+fn without_arguments(detail: &str) -> &str {
+    detail.split_once(", with args beginning with").map_or(detail, |(what, _)| what)
 }
 
 fn code_in(text: &str) -> Option<&'static str> {
@@ -132,6 +138,11 @@ pub(crate) fn refusal(text: &str) -> Failure {
     let (kind, advice) = match code_in(text) {
         Some("NOAUTH") => (ErrorKind::Denied, "the server requires a password; put it into the URL"),
         Some("WRONGPASS") => (ErrorKind::Denied, "the server refused the user or the password"),
+        Some("NOPERM") if text.contains("access") => (
+            ErrorKind::Denied,
+            "the user may not use a key or a channel; grant the patterns of the prefix (~dlock:* &dlock:* by default); \
+             docs/backends/redis.md lists the rights that are needed",
+        ),
         Some("NOPERM") => {
             (ErrorKind::Denied, "the user lacks a right; docs/backends/redis.md lists those needed")
         }
@@ -180,6 +191,17 @@ pub(crate) fn refusal(text: &str) -> Failure {
         _ if text.contains("max number of clients") => {
             (ErrorKind::Unavailable, "the server takes no more connections")
         }
+        _ if text.contains("unknown command 'SENTINEL'") || text.contains("unknown command `SENTINEL`") => (
+            ErrorKind::InvalidConfig,
+            "the server is no sentinel; give the addresses of the sentinels, or use redis:// for the server itself",
+        ),
+        _ if text.contains("cluster support disabled") => {
+            (ErrorKind::InvalidConfig, "the server is no part of a cluster; use redis://")
+        }
+        _ if text.contains("SELECT is not allowed in cluster mode") => (
+            ErrorKind::InvalidConfig,
+            "a cluster has no numbered databases; use redis+cluster:// without one",
+        ),
         _ if text.contains("unknown command") || text.contains("command called from") => (
             ErrorKind::Unsupported,
             "the server lacks a command; Redis 6 or later is needed, with its commands under their names",
@@ -195,6 +217,11 @@ pub(crate) fn refusal(text: &str) -> Failure {
 pub(crate) fn is_cut_short(failure: &Failure) -> bool {
     let is_within = |words: &&str| failure.message().contains(*words);
     failure.kind() == ErrorKind::Denied && WITHIN_A_SCRIPT.iter().any(is_within)
+}
+
+/// Whether the server refused a command within a step, and did not say which.
+pub(crate) fn is_unnamed(failure: &Failure) -> bool {
+    failure.kind() == ErrorKind::Denied && failure.message().contains("can't run this command")
 }
 
 /// Whether the key holds what is not what the request was about, as [`Fault::is_no_lock`].

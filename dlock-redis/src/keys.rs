@@ -31,14 +31,14 @@ pub(crate) struct Names {
     pub(crate) slot: u16,
     /// Differs for most names.
     pub(crate) hash: u16,
-    /// Lock and counter would lie in two slots, and so would what Redisson adds to the name.
-    pub(crate) torn: bool,
+    /// Its braces are no hash tag: lock and counter, and what Redisson adds to the name, would lie in two slots.
+    pub(crate) bad_hash_tag: bool,
 }
 
 impl Names {
     /// Refuses a name that lies in several slots.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        if self.torn {
+        if self.bad_hash_tag {
             return Err(Failure::invalid_config(
                 "on a cluster Redisson cannot lock a name whose braces are no hash tag; use another name",
             ));
@@ -74,7 +74,7 @@ impl Namer {
     pub(crate) fn new(prefix: &str, counters: Counters, cluster: bool, raw: bool) -> Result<Self, Failure> {
         let refuse = |what: &str| Err(Failure::invalid_config(format!("the prefix {prefix:?} {what}")));
         if prefix.len() > MAX_PREFIX {
-            return refuse("is longer than 128 bytes");
+            return Err(Failure::invalid_config("the prefix is longer than 128 bytes"));
         }
         if prefix.chars().any(char::is_control) {
             return refuse("contains a control character");
@@ -136,8 +136,9 @@ impl Namer {
             }
             Counters::Lock => suffixed("redisson_lock_token", &lock).into(),
         };
-        let torn = self.cluster && self.raw && slot_of(&suffixed("redisson_lock__channel", &lock)) != slot;
-        Names { lock, counter, own_counter: self.counters == Counters::Lock, slot, hash, torn }
+        let bad_hash_tag =
+            self.cluster && self.raw && slot_of(&suffixed("redisson_lock__channel", &lock)) != slot;
+        Names { lock, counter, own_counter: self.counters == Counters::Lock, slot, hash, bad_hash_tag }
     }
 
     /// The names of a lock that nobody can ask for, to try rights with.
@@ -347,7 +348,7 @@ mod tests {
                     let names = names(prefix, counters, key);
                     assert_eq!(slot_of(&names.lock), names.slot, "{prefix} {key}");
                     assert_eq!(slot_of(&names.counter), names.slot, "{prefix} {key} {}", names.counter);
-                    assert!(!names.torn);
+                    assert!(!names.bad_hash_tag);
                 }
             }
         }
@@ -364,14 +365,14 @@ mod tests {
         let names = |key: &str| namer.names(&Key::new(key).unwrap());
         for key in ["order:{42}", "%7B", "%", "room_7"] {
             let names = names(key);
-            assert_eq!((&*names.lock, names.torn), (key, false));
+            assert_eq!((&*names.lock, names.bad_hash_tag), (key, false));
             assert_eq!(slot_of(&names.counter), slot_of(key));
             assert_eq!(namer.key_of(key), Some(Key::new(key).unwrap()));
         }
         assert_eq!(names("order:{42}").slot, names("item:{42}").slot, "a hash tag names the slot");
-        assert!(names("a}b{").torn && names("{}x").torn);
+        assert!(names("a}b{").bad_hash_tag && names("{}x").bad_hash_tag);
         let alone = Namer::new("", Counters::Server, false, true).unwrap();
-        assert!(!alone.names(&Key::new("a}b{").unwrap()).torn, "one server has no slots");
+        assert!(!alone.names(&Key::new("a}b{").unwrap()).bad_hash_tag, "one server has no slots");
     }
 
     #[test]

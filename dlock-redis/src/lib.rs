@@ -12,6 +12,7 @@ mod backend;
 mod claim;
 mod client;
 mod client_scripts;
+mod command;
 mod config;
 mod diagnosis;
 mod error;

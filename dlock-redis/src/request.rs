@@ -6,6 +6,7 @@ use std::time::Duration;
 use dlock_core::backend::{ClaimRequest, Mode, RequestClock};
 use dlock_core::{Holder, Identity, Token};
 use redis::Value;
+use smallvec::SmallVec;
 
 use crate::keys::Names;
 
@@ -60,14 +61,34 @@ pub(crate) fn text(value: &Value) -> Option<&str> {
     }
 }
 
-/// One operation on one lock. Cheap to clone.
+/// One step on one lock. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) names: Names,
     pub(crate) token: Token,
+    pub(crate) mode: Mode,
+    pub(crate) kind: ScriptKind,
     pub(crate) step: Step,
     /// What is called when it enters the queue of a connection and when it is sent.
     pub(crate) clock: Option<RequestClock>,
+}
+
+/// Which script carries a step out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScriptKind {
+    /// Of locks with one holder: many requests share a call.
+    Exclusive,
+    /// Of what several hold at a time. It knows what is held exclusively, too.
+    Shared,
+    /// Of locks that are waited for in line.
+    Fair,
+    /// An exclusive acquire without the counter of fences, while a slot is being moved: without a fence yet, which is
+    /// 0, or with the one that was drawn since.
+    SplitSlot { fence: u64 },
+    /// An acquire of what was left under this token.
+    TakeOver { left: Token },
+    /// A withdrawal that leaves the key taken for so long.
+    Leave { millis: u64 },
 }
 
 /// What is to be done.
@@ -77,29 +98,35 @@ pub(crate) enum Step {
         lease: u64,
         /// Whether its maker listens for releases already, so that whoever releases the lock has to publish it.
         listens: bool,
-        /// How many fences are reserved, where the format can.
-        fences: u32,
         who: Who,
+        /// How many fences are reserved, where the script can.
+        fences: u32,
+        /// Whether it keeps newcomers out while it waits, or takes a place in line.
+        prefers: bool,
+        /// Of one in line that can be given the lock by a message: what marks this request in it.
+        mark: Option<u64>,
     },
     Renew {
         lease: u64,
         /// Whether the server shall tell of the next change.
         tracked: bool,
     },
-    Withdraw,
+    /// Turns what was taken exclusively into a reader's.
+    Downgrade { lease: u64 },
+    Withdraw {
+        /// Whether the lock is taken for the first in line in the same step. That needs the counter of fences.
+        passes_on: bool,
+    },
 }
 
 impl Step {
-    /// Whether a lock may be held by what this does, which replicas then have to know.
-    pub(crate) const fn grants(&self) -> bool {
-        matches!(self, Self::Acquire { .. } | Self::Renew { .. })
-    }
-
     /// For how long a lock is to be held.
     pub(crate) const fn lease(&self) -> Option<u64> {
         match self {
-            Self::Acquire { lease, .. } | Self::Renew { lease, .. } => Some(*lease),
-            Self::Withdraw => None,
+            Self::Acquire { lease, .. } | Self::Renew { lease, .. } | Self::Downgrade { lease } => {
+                Some(*lease)
+            }
+            Self::Withdraw { .. } => None,
         }
     }
 
@@ -107,7 +134,7 @@ impl Step {
     pub(crate) const fn fences(&self) -> u32 {
         match self {
             Self::Acquire { fences, .. } => *fences,
-            Self::Renew { .. } | Self::Withdraw => 0,
+            _ => 0,
         }
     }
 
@@ -122,7 +149,7 @@ impl Step {
 
     /// Whether it may have to follow, on the same connection, what was sent before.
     pub(crate) const fn withdraws(&self) -> bool {
-        matches!(self, Self::Withdraw)
+        matches!(self, Self::Withdraw { .. })
     }
 }
 
@@ -173,8 +200,11 @@ impl Who {
     }
 }
 
-/// The answer to one operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What came of each request of a call.
+pub(crate) type Answers = SmallVec<[Answer; 1]>;
+
+/// The answer to one request, or to one command that is none.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
     /// Taken, with this fence.
     Granted(u64),
@@ -195,37 +225,13 @@ pub(crate) enum Answer {
     /// The server refused, with this text.
     Refused(String),
     /// The slot is being moved, so that lock and counter may lie on two servers. Nothing was changed.
-    Apart,
-}
-
-/// The acquires of several locks in one slot, all or none.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestAll(pub(crate) Vec<Request>);
-
-/// The answer to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum TakenAll {
-    /// Granted or adopted, one for each.
-    Taken(Vec<Answer>),
-    /// Which one somebody else has, and what is known of that.
-    Busy(usize, Answer),
-    /// The slot is being moved. Nothing was changed.
-    Apart,
-}
-
-/// The acquire of one lock without its counter: without a fence yet, which is 0, or with the one that was drawn since.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestAlone<'a> {
-    pub(crate) request: &'a Request,
-    pub(crate) fence: u64,
-}
-
-/// The acquire of one lock that was left for whoever brings this token.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestTakeOver<'a> {
-    pub(crate) request: &'a Request,
-    pub(crate) left: Token,
-    pub(crate) mode: Mode,
+    SplitSlot,
+    /// Of a batch: granted or adopted, one for each.
+    All(Vec<Self>),
+    /// Of a batch: which one somebody else has, and what is known of that. Nothing was changed.
+    BusyAt(usize, Box<Self>),
+    /// Of a question: what came of its call.
+    Value(Box<Value>),
 }
 
 /// A read that finds something while a claim has what it holds.
@@ -241,53 +247,6 @@ impl Probe {
     pub(crate) fn new(command: &'static str, name: &Arc<str>, part: impl Into<Vec<u8>>) -> Self {
         Self { command, name: Arc::clone(name), part: part.into() }
     }
-}
-
-/// A look at what claims hold in one slot. Its answer says of each probe whether it found something.
-#[derive(Clone, Debug)]
-pub(crate) struct Look {
-    pub(crate) slot: u16,
-    pub(crate) probes: Vec<Probe>,
-}
-
-/// One operation on a lock that several may hold, or wait for in line. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct ShareRequest {
-    pub(crate) names: Names,
-    pub(crate) token: Token,
-    pub(crate) mode: Mode,
-    /// Whether it is one of those who stand in line.
-    pub(crate) fair: bool,
-    pub(crate) step: ShareStep,
-    /// What tells the engine of its way to the wire.
-    pub(crate) clock: Option<RequestClock>,
-}
-
-/// What is to be done with it.
-#[derive(Clone, Debug)]
-pub(crate) enum ShareStep {
-    Acquire {
-        lease: u64,
-        /// Whether its maker listens for releases already.
-        listens: bool,
-        /// Whether it keeps newcomers out while it waits, or takes a place in line.
-        prefers: bool,
-        who: Who,
-        /// Of one in line that can be given the lock by a message: what marks this request in it.
-        mark: Option<u64>,
-    },
-    Renew {
-        lease: u64,
-    },
-    /// Turns what was taken alone into a reader's.
-    Downgrade {
-        lease: u64,
-    },
-    /// Also what was taken alone.
-    Withdraw {
-        /// Whether the lock is taken for the first in line in the same step. That needs the counter of fences.
-        passes_on: bool,
-    },
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@
 mod looks;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::{Signal, sleep_until, tell};
+use dlock_core::backend::{Mutex, Signal, sleep_until, tell};
 use dlock_core::{ErrorKind, keeper};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
@@ -108,7 +108,7 @@ impl Tracking {
 
     /// Ends a refusal that has lasted for long enough; the next answer tells whether it goes on.
     fn is_asked_again(&self) -> bool {
-        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusal = self.refusal.lock();
         let is_over = refusal.until.is_some_and(|until| Instant::now() >= until);
         if is_over {
             refusal.until = None;
@@ -133,7 +133,7 @@ impl Tracking {
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let names = probes.as_ref().map_or_else(|| SmallVec::from_iter([Arc::clone(lock)]), Probes::names);
         let watched = Watched { signal: signal.clone(), probes: probes.map(Arc::new) };
-        let mut locks = self.locks();
+        let mut locks = self.locks.lock();
         for name in &names {
             locks.entry(Arc::clone(name)).or_default().holds.push((number, watched.clone()));
         }
@@ -141,12 +141,9 @@ impl Tracking {
         Some(TrackedLock { tracking: Arc::clone(self), names, number })
     }
 
-    fn locks(&self) -> MutexGuard<'_, ByName> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn changed(self: &Arc<Self>, name: &str) {
-        let found = self.locks().get_key_value(name).map(|(name, named)| (Arc::clone(name), named.signals()));
+        let found =
+            self.locks.lock().get_key_value(name).map(|(name, named)| (Arc::clone(name), named.signals()));
         if let Some((name, signals)) = found {
             self.tell(&name, signals);
         }
@@ -155,7 +152,7 @@ impl Tracking {
     /// Any of them may have changed.
     fn all_changed(self: &Arc<Self>) {
         let all: Vec<_> =
-            self.locks().iter().map(|(name, named)| (Arc::clone(name), named.signals())).collect();
+            self.locks.lock().iter().map(|(name, named)| (Arc::clone(name), named.signals())).collect();
         all.into_iter().for_each(|(name, signals)| self.tell(&name, signals));
     }
 
@@ -168,7 +165,7 @@ impl Tracking {
     }
 
     fn refuse(&self, why: &str, lasts: Option<Duration>) {
-        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusal = self.refusal.lock();
         if !self.refused.swap(true, Ordering::Relaxed) || lasts.is_none() {
             refusal.until = lasts.map(|lasts| Instant::now() + lasts);
         }
@@ -183,7 +180,7 @@ impl Tracking {
 
     /// The server tells of changes.
     fn allowed(&self) {
-        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusal = self.refusal.lock();
         if std::mem::take(&mut refusal.told) {
             drop(refusal);
             tell(|| tracing::warn!("the server sends notifications of changes again"));
@@ -201,7 +198,7 @@ struct UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         if !self.done
-            && let Some(named) = self.tracking.locks().get_mut(&self.name)
+            && let Some(named) = self.tracking.locks.lock().get_mut(&self.name)
         {
             named.pace.under_way = false;
         }
@@ -212,9 +209,9 @@ impl Tracking {
     /// Has the holds under a name looked at soon, where they are renewed: whoever hears of a change may have no
     /// runtime, or one that is blocked from now on.
     fn look(self: &Arc<Self>, name: &Arc<str>) {
-        let Some(renews) = self.locks().get(name).map(Named::runtime) else { return };
+        let Some(renews) = self.locks.lock().get(name).map(Named::runtime) else { return };
         let Some(runtime) = renews.or_else(|| keeper::current().ok()) else { return };
-        let begins = self.locks().get_mut(name).is_some_and(|named| named.pace.ask());
+        let begins = self.locks.lock().get_mut(name).is_some_and(|named| named.pace.ask());
         if begins {
             let (tracking, name) = (Arc::clone(self), Arc::clone(name));
             runtime.spawn(go_on_looking(UnderWay { tracking, name, done: false }));
@@ -223,14 +220,14 @@ impl Tracking {
 
     /// When the next look is due. Whoever asks later begins anew.
     fn due(&self, name: &str) -> Option<Instant> {
-        let mut locks = self.locks();
+        let mut locks = self.locks.lock();
         let pace = &mut locks.get_mut(name)?.pace;
         pace.under_way = pace.asked;
         pace.due()
     }
 
     fn holds_to_look_at(&self, name: &str) -> Vec<Watched> {
-        let mut locks = self.locks();
+        let mut locks = self.locks.lock();
         let Some(named) = locks.get_mut(name) else { return Vec::new() };
         let holds = named.holds.iter().map(|(_, hold)| hold).filter(|hold| hold.probes.is_some());
         let holds: Vec<Watched> = holds.cloned().collect();
@@ -283,7 +280,7 @@ impl Drop for TrackedLock {
         self.tracking.count.fetch_sub(1, Ordering::Relaxed);
         // What it asks with may be the last of its client, which does not end here under a lock.
         let mut removed: SmallVec<[Watched; 1]> = SmallVec::new();
-        let mut locks = self.tracking.locks();
+        let mut locks = self.tracking.locks.lock();
         for name in &self.names {
             let Some(named) = locks.get_mut(name) else { continue };
             if let Some(place) = named.holds.iter().position(|(number, _)| *number == self.number) {

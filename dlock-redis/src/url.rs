@@ -88,6 +88,11 @@ impl Target {
 const FORMS: &str = "write redis://[user:password@]host[:port][/db], rediss:// for TLS, redis+unix:///path, \
                      redis+sentinel://host,host/service[/db] or redis+cluster://host,host";
 
+/// What a socket's address has room for, in bytes.
+const LONGEST_SOCKET: usize = 107;
+
+const NO_DATABASES: &str = "a cluster has no numbered databases; leave the database out";
+
 enum Kind {
     Single,
     Unix,
@@ -135,16 +140,32 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         tracking: None,
     };
     target.read_query(query)?;
+    let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-    match (&kind, parts.as_slice()) {
-        (Kind::Unix, _) => {}
-        (Kind::Single | Kind::Cluster, []) | (Kind::Sentinel, [_]) => {}
-        (Kind::Single, [db]) | (Kind::Sentinel, [_, db]) => target.set_db(db)?,
-        (Kind::Cluster, _) => {
-            return Err(invalid("a cluster has no numbered databases; leave the path out".into()));
-        }
+    let db = match (&kind, parts.as_slice()) {
+        (Kind::Cluster, [_, ..]) => return Err(invalid(NO_DATABASES.into())),
+        (Kind::Cluster, []) if has("db") => return Err(invalid(NO_DATABASES.into())),
+        (Kind::Unix, _) | (Kind::Single | Kind::Cluster, []) | (Kind::Sentinel, [_]) => None,
+        (Kind::Single, [db]) | (Kind::Sentinel, [_, db]) => Some(*db),
         (Kind::Sentinel, []) => return Err(invalid(format!("the URL names no service; {FORMS}"))),
         _ => return Err(invalid(format!("the path has too many parts; {FORMS}"))),
+    };
+    // Of two the server would be told one, and the other would count for nothing.
+    let elsewhere = [("db", db.is_some()), ("user", !user.is_empty()), ("pass", !password.is_empty())];
+    if elsewhere.iter().any(|(name, stands)| *stands && has(name)) {
+        return Err(invalid(
+            "the user, the password or the database stands twice in the URL, before the query and in it; leave one of \
+             them out"
+                .into(),
+        ));
+    }
+    if !matches!(kind, Kind::Sentinel) && (has("sentinel_user") || has("sentinel_pass")) {
+        return Err(invalid(
+            "sentinel_user and sentinel_pass are for redis+sentinel://; leave them out".into(),
+        ));
+    }
+    if let Some(db) = db {
+        target.set_db(db)?;
     }
     target.topology = match kind {
         Kind::Unix if !hosts.is_empty() || path.len() < 2 => {
@@ -152,7 +173,15 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
                 "a socket needs an absolute path, as in redis+unix:///run/redis.sock".into(),
             ));
         }
-        Kind::Unix => Topology::Single(Endpoint::Unix(decode(path)?.into())),
+        Kind::Unix => match decode(path)? {
+            socket if socket.len() > LONGEST_SOCKET || socket.contains('\0') => {
+                return Err(invalid(format!(
+                    "the path of a socket has up to {LONGEST_SOCKET} bytes and no NUL, as in \
+                     redis+unix:///run/redis.sock"
+                )));
+            }
+            socket => Topology::Single(Endpoint::Unix(socket.into())),
+        },
         Kind::Single => match <[Endpoint; 1]>::try_from(endpoints(hosts, 6379, tls)?) {
             Ok([endpoint]) => Topology::Single(endpoint),
             Err(_) => return Err(invalid(format!("a single server has one address; {FORMS}"))),
@@ -169,7 +198,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
 impl Target {
     fn set_db(&mut self, text: &str) -> Result<(), Failure> {
         self.db =
-            text.parse().ok().filter(|db| *db >= 0).ok_or_else(|| {
+            text.parse::<i32>().ok().filter(|db| *db >= 0).map(i64::from).ok_or_else(|| {
                 invalid("the database in the URL is no number; write for example /0".into())
             })?;
         Ok(())

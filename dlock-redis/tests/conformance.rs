@@ -61,6 +61,7 @@ impl Harness for ByBatches {
             conformance::DOWNGRADING,
             conformance::PERMITS,
             conformance::FAIRNESS,
+            conformance::CARRYING_SHARES,
         ]
     }
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use dlock_core::Failure;
-use dlock_core::backend::{BatchAttempt, Busy, Grant, Validity};
+use dlock_core::backend::{BatchAttempt, Busy, Mode};
 
 use super::RedisClaim;
 use super::answers::{senseless, without_fence};
 use super::in_flight::InFlightAttempts;
 use crate::client::Client;
+use crate::command::Command;
 use crate::error::Fault;
-use crate::request::{Answer, Request, RequestAll, Step, TakenAll, Who};
+use crate::request::Answer;
 use crate::servers::{Connection, Route, Track};
-use dlock_core::Fence;
 
 /// So many at the most, so that no call keeps the server from others for long.
 const MOST: usize = 256;
@@ -35,62 +35,43 @@ pub(crate) async fn attempt_all(
     for claim in claims.iter_mut() {
         requests.push(claim.asking()?);
     }
-    let request = RequestAll(requests);
     let mut tracks = Tracks(claims.iter_mut().map(|claim| &mut claim.unanswered).collect());
-    let reply = client.servers.carry_out(&request, patience, &mut tracks).await?;
-    match &reply.answer {
-        TakenAll::Busy(place, Answer::Busy { left, holder }) => {
-            let mut busy = Busy::default();
-            busy.retry_after = *left;
-            busy.holder = Some(holder.clone());
-            Ok(BatchAttempt::Busy { place: *place, busy })
-        }
-        TakenAll::Taken(answers) => {
+    let reply = match client.servers.carry_out(Command::All(&requests), patience, &mut tracks).await {
+        Err(failure) => return Err(named(client, failure, claims[0]).await),
+        reply => reply?,
+    };
+    match reply.answer {
+        Answer::BusyAt(place, answer) => match *answer {
+            Answer::Busy { left, holder } => {
+                let mut busy = Busy::default();
+                (busy.retry_after, busy.holder) = (left, Some(holder));
+                Ok(BatchAttempt::Busy { place, busy })
+            }
+            Answer::Refused(text) => Err(named(client, Fault::Refused(text).into_failure(), claims[0]).await),
+            _ => Err(senseless()),
+        },
+        Answer::All(answers) => {
             claims.iter_mut().for_each(|claim| claim.held = true);
             if let Some(failure) = claims[0].too_few(reply.acknowledged) {
                 return Err(failure.of_worthless_grant());
             }
-            let grants = claims.iter_mut().zip(answers).map(|(claim, answer)| claim.grant(answer));
+            let grants = claims.iter_mut().zip(&answers).map(|(claim, answer)| {
+                claim.listener = None;
+                match answer {
+                    Answer::Adopted(Some(0)) => Err(without_fence()),
+                    answer => claim.grant(answer, 1),
+                }
+            });
             Ok(BatchAttempt::Granted(grants.collect::<Result<_, _>>()?))
         }
-        TakenAll::Apart => Ok(BatchAttempt::Separately),
-        TakenAll::Busy(_, Answer::Refused(text)) => Err(Fault::Refused(text.clone()).into_failure()),
-        TakenAll::Busy(..) => Err(senseless()),
+        Answer::SplitSlot => Ok(BatchAttempt::Separately),
+        _ => Err(senseless()),
     }
 }
 
-impl RedisClaim {
-    /// What to ask for, from now on with an ear on the channel where somebody of this client listens already.
-    pub(super) fn asking(&mut self) -> Result<Request, Failure> {
-        let (listens, who) = (self.listens()?, Who::of(&self.request));
-        Ok(self.step(Step::Acquire { lease: self.lease(), listens, fences: self.reserves, who }))
-    }
-
-    /// Whether there is an ear on the channel for it, which there is where somebody of this client listens already.
-    pub(super) fn listens(&mut self) -> Result<bool, Failure> {
-        self.names.check()?;
-        match &mut self.listener {
-            Some(listener) => listener.forget(),
-            none => {
-                let channel = self.client.format.channel(&self.names, self.request.mode);
-                *none = self.client.channels.join(&channel);
-            }
-        }
-        // One that may not listen leaves the same mark: others are to know that it waits.
-        Ok(self.listener.is_some() || self.contended)
-    }
-
-    fn grant(&mut self, answer: &Answer) -> Result<Grant, Failure> {
-        match answer {
-            Answer::Granted(fence) | Answer::Adopted(Some(fence)) if *fence > 0 => {
-                self.listener = None;
-                let lease = std::time::Duration::from_millis(self.lease());
-                Ok(Grant::new(Validity::Lease(lease)).with_fence(Fence::new(*fence)))
-            }
-            Answer::Adopted(_) => Err(without_fence()),
-            _ => Err(senseless()),
-        }
-    }
+/// The failure with the rights that are missing, where the server did not name them.
+async fn named(client: &Client, failure: Failure, claim: &RedisClaim) -> Failure {
+    Box::pin(client.named(failure, &claim.names, (Mode::Exclusive, false))).await
 }
 
 /// The accounts of all claims at once.

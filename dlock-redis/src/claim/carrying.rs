@@ -1,23 +1,20 @@
 //! Taking a lock over that was left for whoever brings its token.
 
-use std::sync::Arc;
-
 use dlock_core::backend::{Attempt, Busy};
 use dlock_core::{Failure, Token};
 
 use super::RedisClaim;
 use crate::administration::inspect_granted;
-use crate::request::{Answer, RequestTakeOver, Step, Who};
+use crate::request::{Answer, ScriptKind, Step, Who};
 
 impl RedisClaim {
     /// Tries for what was left under this token, and for nothing else.
     pub(super) async fn take_over(&mut self, left: Token) -> Result<Attempt, Failure> {
         self.names.check()?;
-        let who = Who::of(&self.request);
-        let request = self.step(Step::Acquire { lease: self.lease(), listens: false, fences: 1, who });
-        let client = Arc::clone(&self.client);
-        let asked = RequestTakeOver { request: &request, left, mode: self.request.mode };
-        let reply = client.servers.carry_out(&asked, self.patience(), &mut self.unanswered).await?;
+        let (lease, who) = (self.lease(), Who::of(&self.request));
+        let step = Step::Acquire { lease, listens: false, who, fences: 1, prefers: false, mark: None };
+        let request = self.request_of(ScriptKind::TakeOver { left }, step);
+        let reply = self.acquire_by(&request).await?;
         match reply.answer {
             Answer::Done(false) | Answer::KeptOut { .. } => Ok(Attempt::Busy(Busy::default())),
             // Several hold it, or stand in line for it.

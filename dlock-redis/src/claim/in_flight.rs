@@ -1,4 +1,12 @@
 //! Requests that may still be under way.
+//!
+//! | the attempts of a claim on one connection are | until |
+//! |---|---|
+//! | unanswered | an answer comes over it (`after`), or they were not sent (`unsent`): settled; or `withdraw` sends a withdrawal behind them |
+//! | followed by a withdrawal | it is answered or redirected: settled; or it is refused, or another attempt is sent: unanswered again |
+//! | followed, or unanswered on a connection that has ended | the lease has passed since the last of them was sent: settled |
+//!
+//! Until they are settled, the lock is also withdrawn over other connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +18,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::answers::withdrawn;
+use crate::command::Command;
 use crate::error::Fault;
-use crate::request::Answer;
-use crate::servers::{Command, Connection, Reply, Route, Servers, Track, Untracked};
+use crate::request::Request;
+use crate::servers::{Connection, Reply, Route, Servers, Track, Untracked};
 
 /// How long a withdrawal on the connection of an unanswered attempt may take before another connection is tried too.
 const SAME_CONNECTION: Duration = Duration::from_millis(200);
@@ -101,7 +110,7 @@ impl InFlightAttempts {
     pub(super) async fn withdraw(
         &mut self,
         servers: &Arc<Servers>,
-        request: &(impl Command<Answer = Answer> + Clone + Send + 'static),
+        request: &Request,
         (lease, patience): (Duration, Duration),
     ) -> Result<Withdrawal, Failure> {
         let (mut removed, mut elsewhere) = (false, false);
@@ -121,7 +130,7 @@ impl InFlightAttempts {
         }
         if !self.0.is_empty() || elsewhere {
             // What was carried out already is removed at once, wherever it is now.
-            let reply = servers.carry_out(request, patience, &mut Untracked).await?;
+            let reply = servers.carry_out(Command::of(request), patience, &mut Untracked).await?;
             removed |= withdrawn(&reply.answer)?.removed;
         }
         if self.0.is_empty() {
@@ -143,12 +152,7 @@ enum Followed {
 }
 
 impl Sent {
-    async fn withdraw(
-        &mut self,
-        servers: &Arc<Servers>,
-        request: &(impl Command<Answer = Answer> + Clone + Send + 'static),
-        patience: Duration,
-    ) -> Followed {
+    async fn withdraw(&mut self, servers: &Arc<Servers>, request: &Request, patience: Duration) -> Followed {
         let mut outcome = match &self.withdrawal {
             Some(outcome) => outcome.clone(),
             None if self.route.connection.is_ended() => return Followed::Open,
@@ -177,13 +181,14 @@ impl Sent {
     fn send(
         &self,
         servers: &Arc<Servers>,
-        request: &(impl Command<Answer = Answer> + Clone + Send + 'static),
+        request: &Request,
         patience: Duration,
     ) -> watch::Receiver<Option<Result<Reply, Fault>>> {
         let (done, outcome) = watch::channel(None);
         let (route, servers, request) = (self.route.clone(), Arc::clone(servers), request.clone());
         self.route.connection.runtime().spawn(async move {
-            let result = servers.exchange(&route, &request, (false, patience), &mut Untracked).await;
+            let command = Command::of(&request);
+            let result = servers.exchange(&route, command, (false, patience), &mut Untracked).await;
             done.send_replace(Some(result));
         });
         outcome

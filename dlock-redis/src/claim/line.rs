@@ -8,11 +8,11 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Grant, Validity};
+use dlock_core::backend::{Grant, PREFERENCE_ALIVE, Validity};
 use dlock_core::{Clock, Fence, Timestamp};
 
 /// How long a place in line is kept for one that is not heard of.
-const PLACE: Duration = Duration::from_secs(2);
+const PLACE: Duration = PREFERENCE_ALIVE;
 /// One that would have the lock for less asks for it: the answer renews it.
 const LEAST: Duration = Duration::from_millis(200);
 

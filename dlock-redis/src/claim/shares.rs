@@ -1,26 +1,18 @@
 //! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found readers. Or on one
 //! that is waited for in line.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Grant, Renewed, Withdrawal};
+use dlock_core::backend::{Attempt, Grant};
 use dlock_core::{ErrorKind, Failure};
 
 use super::RedisClaim;
-use super::answers::{senseless, withdrawn};
+use super::answers::senseless;
 use crate::error::{is_cut_short, refusal};
 use crate::format::NO_LOCK;
-use crate::request::{Answer, ShareRequest, ShareStep, Who};
-use crate::servers::Reply;
+use crate::request::{Answer, Step, Who};
 
 impl RedisClaim {
-    fn share(&self, step: ShareStep) -> ShareRequest {
-        let (mode, fair) = (self.request.mode, self.request.fair);
-        let (names, clock) = (self.names.clone(), Some(self.clock.clone()));
-        ShareRequest { names, token: self.request.token, mode, fair, step, clock }
-    }
-
     /// Whether what this claim has, or may have, is withdrawn by the script of what several hold. That knows what is
     /// held alone, too.
     pub(super) fn is_share(&self) -> bool {
@@ -49,17 +41,21 @@ impl RedisClaim {
         };
         let before = self.line;
         let asked = self.line.asks();
-        let request = self.share(ShareStep::Acquire {
-            lease: self.lease(),
-            listens,
-            prefers: self.request.has_preference(),
-            who: Who::of(&self.request),
-            mark: self.client.format.passes_on().then(|| asked.as_nanos()),
-        });
+        let request = self.request_by(
+            true,
+            Step::Acquire {
+                lease: self.lease(),
+                listens,
+                who: Who::of(&self.request),
+                fences: 1,
+                prefers: self.request.has_preference(),
+                mark: self.client.format.passes_on().then(|| asked.as_nanos()),
+            },
+        );
         // From here on it may keep others out.
         self.waits_for_all =
             self.request.has_preference() && (!self.is_plain() || self.client.format.withdraws_both());
-        let reply = match self.carry_out_share(&request).await {
+        let reply = match self.acquire_by(&request).await {
             Ok(reply) => reply,
             Err(failure) if is_cut_short(&failure) => {
                 // A right was taken away since it was tried: the step may have ended in the middle.
@@ -79,7 +75,7 @@ impl RedisClaim {
             self.line.waits(asked);
         }
         match &reply.answer {
-            Answer::Granted(fence) | Answer::Adopted(Some(fence)) => self.granted(&reply, *fence, 1),
+            Answer::Granted(_) | Answer::Adopted(Some(_)) => self.granted(&reply, 1),
             Answer::Used(other) => Err(mode.conflict(other).unwrap_or_else(|| refusal(NO_LOCK))),
             Answer::Busy { left, holder } => Ok(self.busy(*left, Some(holder.clone()))),
             Answer::KeptOut { left } => Ok(self.busy(*left, None)),
@@ -97,50 +93,5 @@ impl RedisClaim {
         let grant = self.line.given(given, Duration::from_millis(self.lease()))?;
         self.held = true;
         Some(grant)
-    }
-
-    async fn carry_out_share(&mut self, request: &ShareRequest) -> Result<Reply, Failure> {
-        let patience = self.patience();
-        self.client.servers.carry_out(request, patience, &mut self.unanswered).await
-    }
-
-    /// Has the lease run for its full length again, by this step.
-    pub(super) async fn extend_share(&mut self, step: fn(u64) -> ShareStep) -> Result<Renewed, Failure> {
-        let is_tracked = self.is_tracked();
-        let request = self.share(step(self.lease()));
-        let reply = self.client.servers.carry_out(&request, self.patience(), &mut self.overdue).await?;
-        if is_tracked && let Some(tracked) = &self.tracked {
-            tracked.look();
-        }
-        match reply.answer {
-            Answer::Done(true) => self.too_few(reply.acknowledged).map_or(Ok(Renewed::Extended), Err),
-            Answer::Done(false) => Ok(Renewed::Gone),
-            _ => Err(senseless()),
-        }
-    }
-
-    pub(super) async fn withdraw_share(&mut self) -> Result<Withdrawal, Failure> {
-        let gives = self.request.fair && self.client.format.passes_on();
-        if !self.held && !self.unanswered.is_empty() {
-            // Nobody has it by this claim, most times. Those that follow attempts on their connections are under way
-            // for longer than this call.
-            let request = self.share(ShareStep::Withdraw { passes_on: false });
-            let request = ShareRequest { clock: None, ..request };
-            let limit = (self.request.lease, self.patience());
-            let withdrawal = self.unanswered.withdraw(&self.client.servers, &request, limit).await?;
-            self.waits_for_all &= !withdrawal.settled;
-            return Ok(withdrawal);
-        }
-        let withdraw = |passes_on| self.share(ShareStep::Withdraw { passes_on });
-        let (request, client, patience) = (withdraw(gives), Arc::clone(&self.client), self.patience());
-        let mut reply = client.servers.carry_out(&request, patience, &mut self.overdue).await?;
-        if reply.answer == Answer::Apart {
-            // The counter is on another server for now: the first in line is told that it is its turn.
-            let request = self.share(ShareStep::Withdraw { passes_on: false });
-            reply = Box::pin(client.servers.carry_out(&request, patience, &mut self.overdue)).await?;
-        }
-        (self.held, self.waits_for_all) = (false, false);
-        let withdrawal = withdrawn(&reply.answer)?;
-        Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })
     }
 }

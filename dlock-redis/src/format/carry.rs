@@ -6,63 +6,50 @@ use dlock_core::backend::{LEFT_BEHIND, Mode};
 use redis::{Cmd, Value};
 
 use super::plain::{LEAVE, TAKE_OVER, hex};
-use super::{Format, plain, shares};
-use crate::keys::Names;
+use super::{plain, shares};
 use crate::request::{Answer, CallNumber, Request, Step};
 
 const SHARES: &str = concat!(include_str!("head.lua"), include_str!("shares_carry.lua"));
 
-impl Format {
-    /// Makes the call that releases what is held in this mode, and leaves it taken for so many milliseconds.
-    pub(crate) fn leave(
-        &self,
-        names: &Names,
-        (token, mode): (&Token, Mode),
-        millis: u64,
-        number: CallNumber,
-    ) -> Cmd {
-        let (ours, left_behind) = (hex(token), hex(&token.left_behind()));
-        let mut call = redis::cmd("EVAL");
-        if mode == Mode::Exclusive {
-            call.arg(LEAVE).arg(1).arg(&*names.lock).arg(&ours).arg(&left_behind);
-            call.arg(LEFT_BEHIND).arg(millis).arg(number.0);
-        } else {
-            call.arg(SHARES).arg(1).arg(&*names.lock).arg(number.0).arg("leave");
-            call.arg(&ours).arg(&left_behind).arg(millis).arg(LEFT_BEHIND);
-        }
-        call
+/// Makes the call that releases what is held, and leaves it taken for so many milliseconds.
+pub(super) fn call_leave(request: &Request, millis: u64, number: CallNumber) -> Cmd {
+    let (lock, token) = (&*request.names.lock, &request.token);
+    let (ours, left_behind) = (hex(token), hex(&token.left_behind()));
+    let mut call = redis::cmd("EVAL");
+    if request.mode == Mode::Exclusive {
+        call.arg(LEAVE).arg(1).arg(lock).arg(&ours).arg(&left_behind);
+        call.arg(LEFT_BEHIND).arg(millis).arg(number.0);
+    } else {
+        call.arg(SHARES).arg(1).arg(lock).arg(number.0).arg("leave");
+        call.arg(&ours).arg(&left_behind).arg(millis).arg(LEFT_BEHIND);
     }
+    call
+}
 
-    /// Makes the call that takes over what was left in this mode under the token `left`.
-    pub(crate) fn call_take_over(
-        &self,
-        request: &Request,
-        (left, mode): (&Token, Mode),
-        number: CallNumber,
-    ) -> Cmd {
-        let mut call = redis::cmd("EVAL");
-        let Step::Acquire { lease, who, .. } = &request.step else { return call };
-        let (names, ours, left) = (&request.names, hex(&request.token), hex(left));
-        let mut line = Vec::new();
-        who.write(&mut line);
-        let script = if mode == Mode::Exclusive { TAKE_OVER } else { SHARES };
-        call.arg(script).arg(2).arg(&*names.lock).arg(&*names.counter).arg(number.0);
-        if mode == Mode::Exclusive {
-            call.arg(&ours).arg(&left).arg(*lease);
-        } else {
-            let permits = mode.permits().map_or(0, |_| mode.taken());
-            call.arg("take").arg(&ours).arg(&left).arg(*lease).arg(permits);
-        }
-        call.arg(line);
-        call
+/// Makes the call that takes over what was left under the token `left`.
+pub(super) fn call_take_over(request: &Request, left: &Token, number: CallNumber) -> Cmd {
+    let mut call = redis::cmd("EVAL");
+    let Step::Acquire { lease, who, .. } = &request.step else { return call };
+    let (names, ours, left, mode) = (&request.names, hex(&request.token), hex(left), request.mode);
+    let mut line = Vec::new();
+    who.write(&mut line);
+    let script = if mode == Mode::Exclusive { TAKE_OVER } else { SHARES };
+    call.arg(script).arg(2).arg(&*names.lock).arg(&*names.counter).arg(number.0);
+    if mode == Mode::Exclusive {
+        call.arg(&ours).arg(&left).arg(*lease);
+    } else {
+        let permits = mode.permits().map_or(0, |_| mode.taken());
+        call.arg("take").arg(&ours).arg(&left).arg(*lease).arg(permits);
     }
+    call.arg(line);
+    call
+}
 
-    /// Reads what came of it; `None` when it makes no sense.
-    pub(crate) fn read_take_over(&self, result: Value, mode: Mode) -> Option<Answer> {
-        match result {
-            result if mode != Mode::Exclusive => shares::taken(result, mode),
-            Value::Int(fence @ 1..) => Some(Answer::Granted(fence.unsigned_abs())),
-            result => plain::answer(result),
-        }
+/// Reads what came of it; `None` when it makes no sense.
+pub(super) fn read_take_over(result: Value, mode: Mode) -> Option<Answer> {
+    match result {
+        result if mode != Mode::Exclusive => shares::taken(result, mode),
+        Value::Int(fence @ 1..) => Some(Answer::Granted(fence.unsigned_abs())),
+        result => plain::answer(result),
     }
 }

@@ -5,7 +5,7 @@ use dlock_core::backend::Mode;
 use redis::Value;
 
 use super::{plain, redisson, redisson_shares, shares};
-use crate::request::{Answer, ShareStep};
+use crate::request::{Answer, Step};
 
 const PERMITS: Mode = Mode::Permits { of: 4, take: 2 };
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -36,12 +36,8 @@ pub fn holders_in(text: &str) -> Vec<Holder> {
         .chain([redisson::answer(whole.clone()), redisson::answer(owned)])
         .chain(shared)
         .chain(of_redisson)
-        .chain([shares::read(whole.clone(), &ShareStep::Withdraw { passes_on: true }, Mode::Shared)])
-        .chain([redisson_shares::read(
-            whole.clone(),
-            &ShareStep::Withdraw { passes_on: true },
-            Mode::Shared,
-        )]);
+        .chain([shares::read(whole.clone(), &Step::Withdraw { passes_on: true }, Mode::Shared)])
+        .chain([redisson_shares::read(whole.clone(), &Step::Withdraw { passes_on: true }, Mode::Shared)]);
     let busy = answers.flatten().filter_map(|answer| match answer {
         Answer::Busy { holder, .. } => Some(*holder),
         _ => None,

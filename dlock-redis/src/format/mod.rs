@@ -3,6 +3,8 @@
 //! Each form is a module with its scripts, how they are called, and what their replies mean.
 
 mod carry;
+#[cfg(test)]
+mod constants;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod hostile;
 mod plain;
@@ -18,10 +20,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use dlock_core::backend::{Mode, Occupancy};
 use dlock_core::{Failure, Holder, Token};
 use redis::{Cmd, Value};
+use smallvec::smallvec;
 
 pub(crate) use self::plain::{LEAVE, TAKE_OVER, TEXT as PLAIN};
 use crate::keys::Names;
-use crate::request::{Answer, By, CallNumber, Probe, Request, RequestAll, ShareRequest, Step, TakenAll};
+use crate::request::{Answer, Answers, By, CallNumber, Probe, Request, ScriptKind, Step};
 
 /// What is read of a lock at the most. What is longer is none.
 const LONGEST_VALUE: usize = 512;
@@ -35,15 +38,15 @@ pub(crate) fn draw(names: &Names, number: CallNumber) -> Cmd {
     call
 }
 
-/// Which of Redisson's locks those are that services in Java share. All clients of a lock, in Rust and in Java, use the
-/// same.
+/// The kind of Redisson's locks that is shared with services in Java. All clients of a lock, in Rust and in Java, use
+/// one recipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipe {
-    /// Those of `RLock`, without readers; those that are waited for in line are those of `RFairLock`. The default.
+    /// `RLock`, without readers, and `RFairLock` for locks that are waited for in line. The default.
     #[default]
     Lock,
-    /// Those of `RReadWriteLock`, whose readers and writers are ours. There is no waiting in line.
+    /// `RReadWriteLock`, for readers and writers. There is no waiting in line.
     ReadWriteLock,
 }
 
@@ -180,8 +183,8 @@ impl Format {
         matches!(self, Self::Plain { .. })
     }
 
-    /// Whether a lock that is held alone has a script that knows nothing of others.
-    pub(crate) const fn has_alone(&self) -> bool {
+    /// Whether there is a script for locks with one holder, whose calls many requests share.
+    pub(crate) const fn has_exclusive_script(&self) -> bool {
         self.has_line()
     }
 
@@ -225,14 +228,14 @@ impl Format {
         &self,
         (mode, fair): (Mode, bool),
         lock: &str,
-        name: &str,
+        probe: &Names,
         number: CallNumber,
     ) -> Cmd {
         let tries = match self {
             Self::Plain { .. } => rights::SHARES,
             Self::Redisson { recipe, .. } => redisson_shares::tries(*recipe, mode, fair),
         };
-        rights::call(tries, lock, name, number)
+        rights::call(tries, lock, (&probe.lock, &self.channel(probe, mode)), number)
     }
 
     /// Refuses what no claim can ask for.
@@ -243,53 +246,64 @@ impl Format {
         }
     }
 
-    /// Makes the call of one step on what several may hold, or wait for in line.
-    pub(crate) fn call_share(&self, request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
-        match self {
-            Self::Plain { .. } => shares::call(request, by, number),
-            Self::Redisson { client, cluster, recipe } => {
-                redisson_shares::call(request, (client, *cluster, *recipe), by, number)
-            }
-        }
-    }
-
-    /// Reads what came of it; `None` when it makes no sense.
-    pub(crate) fn read_share(&self, result: Value, request: &ShareRequest) -> Option<Answer> {
-        match self {
-            Self::Plain { .. } => shares::read(result, &request.step, request.mode),
-            Self::Redisson { .. } if request.fair => redisson_shares::read_in_line(result, &request.step),
-            Self::Redisson { .. } => redisson_shares::read(result, &request.step, request.mode),
-        }
-    }
-
-    /// Makes one call of the script with all these operations.
+    /// Makes one call of the script that carries out these requests: several only of [`ScriptKind::Exclusive`].
     pub(crate) fn call(&self, requests: &[Request], by: By, number: CallNumber) -> Cmd {
-        match self {
-            Self::Plain { .. } => plain::call(requests, by, number),
-            Self::Redisson { client, cluster, .. } => {
+        match (requests, self) {
+            ([request], _) if request.kind != ScriptKind::Exclusive => self.call_own(request, by, number),
+            (_, Self::Plain { .. }) => plain::call(requests, by, number),
+            (_, Self::Redisson { client, cluster, .. }) => {
                 redisson::call(requests, (client, *cluster), by, number)
             }
         }
     }
 
-    /// Reads what came of a call with these operations; `None` when it makes no sense.
-    pub(crate) fn read(&self, result: Value, requests: &[Request]) -> Option<Vec<Answer>> {
-        match self {
-            Self::Plain { .. } => plain::read(result, requests),
-            Self::Redisson { .. } => redisson::read(result, requests.len()),
+    /// Makes the call of a request that shares none.
+    fn call_own(&self, request: &Request, by: By, number: CallNumber) -> Cmd {
+        match (request.kind, self) {
+            (ScriptKind::SplitSlot { fence }, _) => self.call_split_slot(request, fence, number),
+            (ScriptKind::TakeOver { left }, _) => carry::call_take_over(request, &left, number),
+            (ScriptKind::Leave { millis }, _) => carry::call_leave(request, millis, number),
+            (_, Self::Plain { .. }) => shares::call(request, by, number),
+            (_, Self::Redisson { client, cluster, recipe }) => {
+                redisson_shares::call(request, (client, *cluster, *recipe), by, number)
+            }
+        }
+    }
+
+    /// Reads what came of a call with these requests; `None` when it makes no sense.
+    pub(crate) fn read(&self, result: Value, requests: &[Request]) -> Option<Answers> {
+        match (requests, self) {
+            ([request], _) if request.kind != ScriptKind::Exclusive => {
+                self.read_own(result, request).map(|answer| smallvec![answer])
+            }
+            (_, Self::Plain { .. }) => plain::read(result, requests),
+            (_, Self::Redisson { .. }) => redisson::read(result, requests.len()),
+        }
+    }
+
+    fn read_own(&self, result: Value, request: &Request) -> Option<Answer> {
+        let (step, mode) = (&request.step, request.mode);
+        match (request.kind, self) {
+            // A lock without a fence has the fence 0.
+            (ScriptKind::SplitSlot { .. }, Self::Plain { .. }) => plain::answer(result),
+            (ScriptKind::SplitSlot { .. }, Self::Redisson { .. }) => redisson::answer(result),
+            (ScriptKind::TakeOver { .. }, _) => carry::read_take_over(result, mode),
+            (ScriptKind::Leave { .. }, _) | (_, Self::Plain { .. }) => shares::read(result, step, mode),
+            (ScriptKind::Fair, _) => redisson_shares::read_in_line(result, step),
+            _ => redisson_shares::read(result, step, mode),
         }
     }
 
     /// Makes the call that takes several locks or none.
-    pub(crate) fn call_all(&self, request: &RequestAll, by: By, number: CallNumber) -> Cmd {
+    pub(crate) fn call_all(&self, requests: &[Request], by: By, number: CallNumber) -> Cmd {
         match self {
-            Self::Plain { .. } => plain::call_all(&request.0, by, number),
-            Self::Redisson { client, .. } => redisson::call_all(&request.0, client, by, number),
+            Self::Plain { .. } => plain::call_all(requests, by, number),
+            Self::Redisson { client, .. } => redisson::call_all(requests, client, by, number),
         }
     }
 
     /// Reads what came of it; `None` when it makes no sense.
-    pub(crate) fn read_all(&self, result: Value, count: usize) -> Option<TakenAll> {
+    pub(crate) fn read_all(&self, result: Value, count: usize) -> Option<Answer> {
         match self {
             Self::Plain { .. } => plain::read_all(result, count),
             Self::Redisson { .. } => redisson::read_all(result, count),
@@ -298,30 +312,22 @@ impl Format {
 
     /// Makes the call that takes a lock without its counter: without a fence, or with the one that was drawn since.
     /// Rarely used, so that servers need not keep the script.
-    pub(crate) fn call_alone(&self, request: &Request, fence: u64, number: CallNumber) -> Cmd {
+    fn call_split_slot(&self, request: &Request, fence: u64, number: CallNumber) -> Cmd {
         let mut call = redis::cmd("EVAL");
         let Step::Acquire { lease, listens, who, .. } = &request.step else { return call };
         let mut line = Vec::new();
         who.write(&mut line);
         match self {
             Self::Plain { .. } => {
-                call.arg(plain::ALONE).arg(1).arg(&*request.names.lock).arg(&plain::hex(&request.token))
+                call.arg(plain::SPLIT_SLOT).arg(1).arg(&*request.names.lock).arg(&plain::hex(&request.token))
             }
             Self::Redisson { client, .. } => {
                 let owner = redisson::owner(client, request);
-                call.arg(redisson::ALONE).arg(1).arg(&*request.names.lock).arg(owner)
+                call.arg(redisson::SPLIT_SLOT).arg(1).arg(&*request.names.lock).arg(owner)
             }
         };
         call.arg(*lease).arg(fence).arg(line).arg(i32::from(*listens)).arg(number.0);
         call
-    }
-
-    /// Reads what came of it; `None` when it makes no sense. A lock without a fence has the fence 0.
-    pub(crate) fn read_alone(&self, result: Value) -> Option<Answer> {
-        match self {
-            Self::Plain { .. } => plain::answer(result),
-            Self::Redisson { .. } => redisson::answer(result),
-        }
     }
 
     /// Returns the channel on which releases of a lock are published to those who want it in this mode.

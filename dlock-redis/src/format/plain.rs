@@ -10,12 +10,12 @@ use redis::{Cmd, Value};
 use smallvec::{SmallVec, smallvec};
 
 use super::{Found, LONGEST_VALUE, Script, hash_of, no_lock, since, text};
-use crate::request::{Answer, By, CallNumber, Request, Step, TakenAll, Who};
+use crate::request::{Answer, Answers, By, CallNumber, Request, Step, Who};
 
 pub(crate) const TEXT: &str = include_str!("plain.lua");
 const ALL_TEXT: &str = include_str!("plain_batch.lua");
 pub(super) const RIGHTS: &str = include_str!("plain_rights.lua");
-pub(super) const ALONE: &str = include_str!("plain_alone.lua");
+pub(super) const SPLIT_SLOT: &str = include_str!("plain_alone.lua");
 pub(super) const FORCE: &str = include_str!("plain_force.lua");
 pub(crate) const LEAVE: &str = include_str!("plain_leave.lua");
 pub(crate) const TAKE_OVER: &str = concat!(include_str!("head.lua"), include_str!("plain_take_over.lua"));
@@ -94,8 +94,8 @@ struct Places {
 impl Places {
     fn of(requests: &[Request]) -> Self {
         let kind = |request: &Request| match request.step {
-            Step::Withdraw => 0,
-            Step::Renew { tracked: false, .. } => 1,
+            Step::Withdraw { .. } => 0,
+            Step::Renew { tracked: false, .. } | Step::Downgrade { .. } => 1,
             Step::Renew { tracked: true, .. } => 2,
             Step::Acquire { .. } => 3,
         };
@@ -140,7 +140,7 @@ pub(super) fn hex(token: &Token) -> [u8; 32] {
     text
 }
 
-pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
+pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Answers> {
     let (base, odd) = match reply {
         Value::Int(base) => (base, Vec::new()),
         Value::Array(mut parts) if parts.len() % 2 == 1 => match parts.remove(0) {
@@ -151,7 +151,7 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Vec<Answer>> {
     };
     let base = u64::try_from(base).ok()?;
     let places = Places::of(requests);
-    let mut answers = vec![Answer::Done(true); requests.len()];
+    let mut answers: Answers = smallvec![Answer::Done(true); requests.len()];
     let mut fence = base;
     for index in places.order[places.own()..].iter().map(|index| usize::from(*index)) {
         answers[index] = Answer::Granted(fence);
@@ -246,12 +246,12 @@ pub(super) fn call_all(requests: &[Request], by: By, number: CallNumber) -> Cmd 
     cmd
 }
 
-pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
+pub(super) fn read_all(reply: Value, count: usize) -> Option<Answer> {
     let granted = |base: u64, number: usize| Answer::Granted(base + number as u64);
     let mut parts = match reply {
         Value::Int(base) => {
             let base = u64::try_from(base).ok().filter(|base| *base > 0)?;
-            return Some(TakenAll::Taken((0..count).map(|number| granted(base, number)).collect()));
+            return Some(Answer::All((0..count).map(|number| granted(base, number)).collect()));
         }
         Value::Array(parts) => parts.into_iter(),
         _ => return None,
@@ -264,11 +264,11 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
                 Value::Int(_) => None,
                 adopted => answer(adopted),
             });
-            taken.collect::<Option<_>>().map(TakenAll::Taken)
+            taken.collect::<Option<_>>().map(Answer::All)
         }
         (Value::Int(place), Value::Int(left)) => {
             let place = usize::try_from(place).ok()?.checked_sub(1).filter(|place| *place < count)?;
-            Some(TakenAll::Busy(place, busy(left, &text(parts.next()?)?)))
+            Some(Answer::BusyAt(place, Box::new(busy(left, &text(parts.next()?)?))))
         }
         _ => None,
     }
@@ -300,8 +300,11 @@ pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value
 mod tests {
     use std::time::UNIX_EPOCH;
 
+    use dlock_core::backend::Mode;
+
     use super::*;
     use crate::keys::{Counters, Namer};
+    use crate::request::ScriptKind;
 
     const TOKEN: &str = "00112233445566778899aabbccddeeff";
 
@@ -314,22 +317,31 @@ mod tests {
         let make = |(number, step)| Request {
             names: namer.names(&dlock_core::Key::new(format!("room_{number}")).unwrap()),
             token: Token::random().unwrap(),
+            mode: Mode::Exclusive,
+            kind: ScriptKind::Exclusive,
             step,
             clock: None,
         };
         steps.into_iter().enumerate().map(make).collect()
     }
 
+    const WITHDRAW: Step = Step::Withdraw { passes_on: false };
+
+    fn reserving(listens: bool, fences: u32) -> Step {
+        let who = Who::text("host=a pid=5");
+        Step::Acquire { lease: 5_000, listens, who, fences, prefers: false, mark: None }
+    }
+
     fn acquire(listens: bool) -> Step {
-        Step::Acquire { lease: 5_000, listens, fences: 1, who: Who::text("host=a pid=5") }
+        reserving(listens, 1)
     }
 
     #[test]
     fn one_number_says_that_all_went_well() {
-        let requests = requests(vec![acquire(false), Step::Withdraw, acquire(true)]);
+        let requests = requests(vec![acquire(false), WITHDRAW, acquire(true)]);
         let fence = 1_700_000_000_000_000;
         let answers = read(Value::Int(1_700_000_000_000_000), &requests).unwrap();
-        assert_eq!(answers, [Answer::Granted(fence), Answer::Done(true), Answer::Granted(fence + 1)]);
+        assert_eq!(answers[..], [Answer::Granted(fence), Answer::Done(true), Answer::Granted(fence + 1)]);
         assert_eq!(read(Value::Int(0), &requests), None, "a grant has a fence");
     }
 
@@ -344,7 +356,7 @@ mod tests {
 
     #[test]
     fn releases_come_first_and_equal_leases_are_sent_once() {
-        let lone = requests(vec![Step::Withdraw]);
+        let lone = requests(vec![WITHDRAW]);
         assert_eq!(words(&lone), ["1", "dlock:room_0", "9", &lone[0].token.to_hex()]);
         let lone = requests(vec![acquire(false)]);
         let token = lone[0].token.to_hex();
@@ -353,7 +365,7 @@ mod tests {
         let mixed = requests(vec![
             acquire(true),
             Step::Renew { lease: 5_000, tracked: true },
-            Step::Withdraw,
+            WITHDRAW,
             acquire(false),
         ]);
         let token = |index: usize| mixed[index].token.to_hex();
@@ -370,8 +382,8 @@ mod tests {
 
     #[test]
     fn who_reserves_fences_has_all_of_them_before_the_next() {
-        let many = Step::Acquire { lease: 5_000, listens: false, fences: 64, who: Who::text("host=a pid=5") };
-        let requests = requests(vec![acquire(false), many, acquire(false), Step::Withdraw]);
+        let many = reserving(false, 64);
+        let requests = requests(vec![acquire(false), many, acquire(false), WITHDRAW]);
         let words = words(&requests);
         assert_eq!(words[7..14], ["1", "0", "0", "3", "5000", "", "66"]);
         assert_eq!(words[18..], ["0 host=a pid=5", "1 host=a pid=5", "65 host=a pid=5"]);
@@ -386,7 +398,7 @@ mod tests {
     #[test]
     fn replies_of_those_who_failed_find_their_operations() {
         let requests =
-            requests(vec![acquire(false), Step::Withdraw, acquire(false), acquire(false), acquire(false)]);
+            requests(vec![acquire(false), WITHDRAW, acquire(false), acquire(false), acquire(false)]);
         let value = format!("{TOKEN} 1700000000000000+12 host=a pid=5 !");
         let reply = Value::Array(vec![
             Value::Int(1_700_000_000_000_020),
@@ -416,7 +428,7 @@ mod tests {
         for value in ["", "locked", "x 1+2 host=a", &format!("{TOKEN} x host=a"), &format!("{TOKEN} 1")] {
             assert_eq!(busy(5, value), no_lock(), "{value}");
         }
-        let one = requests(vec![Step::Withdraw]);
+        let one = requests(vec![WITHDRAW]);
         for reply in [
             Value::Nil,
             Value::Int(-1),
@@ -432,14 +444,16 @@ mod tests {
     #[test]
     fn batches_are_taken_adopted_or_busy() {
         let taken = read_all(Value::Int(7), 2).unwrap();
-        assert_eq!(taken, TakenAll::Taken(vec![Answer::Granted(7), Answer::Granted(8)]));
+        assert_eq!(taken, Answer::All(vec![Answer::Granted(7), Answer::Granted(8)]));
         let value = format!("{TOKEN} 3+1 host=a");
         let mixed =
             Value::Array(vec![Value::Int(0), Value::Int(7), Value::Array(vec![bulk(&value)]), Value::Int(1)]);
         let taken = read_all(mixed, 2).unwrap();
-        assert_eq!(taken, TakenAll::Taken(vec![Answer::Adopted(Some(4)), Answer::Granted(8)]));
+        assert_eq!(taken, Answer::All(vec![Answer::Adopted(Some(4)), Answer::Granted(8)]));
         let busy = Value::Array(vec![Value::Int(2), Value::Int(250), bulk(&value)]);
-        assert!(matches!(read_all(busy.clone(), 2), Some(TakenAll::Busy(1, Answer::Busy { .. }))));
+        assert!(
+            matches!(read_all(busy.clone(), 2), Some(Answer::BusyAt(1, busy)) if matches!(*busy, Answer::Busy { .. }))
+        );
         assert_eq!(read_all(busy, 1), None, "there is no second lock");
         assert_eq!(read_all(Value::Int(0), 1), None);
     }

@@ -1,7 +1,8 @@
 -- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write is
 -- refused for its arguments.
 -- KEYS or ARGV: the lock, the counter; the last of ARGV: the number of the call.
--- Reply: {the commands that the user may not use there, and with a "!" those that the server lacks, that number}.
+-- Reply: {the commands that the user may not use there, with a "!" those that the server lacks, with a "~" the keys and
+-- with a "&" the channels that the user may not use, that number}.
 local lock, counter, missing = KEYS[1] or ARGV[1], KEYS[2] or ARGV[2], {}
 local tries = {
   { 'INCRBY', counter, 'x' }, { 'SET', counter, '', 'NX', 'XX' }, { 'TIME' }, { 'GET', lock }, { 'GETRANGE', lock, 0, 0 },
@@ -12,8 +13,11 @@ for n = 1, #tries do
   local refused = type(reply) == 'table' and reply.err or ''
   -- Without a prefix nothing is known of the keys that the user may use.
   local command = string.find(refused, 'to run the') or string.find(refused, "can't run this")
-  if command or KEYS[1] and string.find(refused, 'ermission') then
+  local object = KEYS[1] and (string.find(refused, 'ermission') or string.find(refused, "the script can't"))
+  if command then
     missing[#missing + 1] = tries[n][1]
+  elseif object then
+    missing[#missing + 1] = (tries[n][1] == 'PUBLISH' and '&' or '~') .. tries[n][2]
   elseif string.find(refused, 'nknown .*command called from') then
     missing[#missing + 1] = '!' .. tries[n][1]
   end

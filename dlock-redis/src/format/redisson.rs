@@ -8,12 +8,12 @@ use redis::{Cmd, Value};
 
 use super::{Found, Script, hash_of, no_lock, since, text};
 use crate::keys::suffixed;
-use crate::request::{Answer, By, CallNumber, Request, Step, TakenAll, Who};
+use crate::request::{Answer, Answers, By, CallNumber, Request, Step, Who};
 
 const TEXT: &str = include_str!("redisson.lua");
 const ALL_TEXT: &str = include_str!("redisson_batch.lua");
 pub(super) const RIGHTS: &str = include_str!("redisson_rights.lua");
-pub(super) const ALONE: &str = include_str!("redisson_alone.lua");
+pub(super) const SPLIT_SLOT: &str = include_str!("redisson_alone.lua");
 pub(super) const FORCE: &str =
     concat!(include_str!("redisson_waiters.lua"), include_str!("redisson_force.lua"));
 pub(super) const LOOK: &str =
@@ -63,8 +63,10 @@ pub(super) fn call(requests: &[Request], (client, cluster): (&str, bool), by: By
                 let what = if request.names.own_counter { "f" } else { "a" };
                 cmd.arg(what).arg(owner).arg(*lease).arg(line(who))
             }
-            Step::Renew { lease, tracked } => cmd.arg("r").arg(owner).arg(*lease).arg(i32::from(*tracked)),
-            Step::Withdraw => {
+            Step::Renew { lease, .. } | Step::Downgrade { lease } => {
+                cmd.arg("r").arg(owner).arg(*lease).arg(i32::from(request.step.is_tracked()))
+            }
+            Step::Withdraw { .. } => {
                 cmd.arg("w").arg(owner).arg(channel(&request.names.lock)).arg(i32::from(cluster))
             }
         };
@@ -72,7 +74,7 @@ pub(super) fn call(requests: &[Request], (client, cluster): (&str, bool), by: By
     cmd
 }
 
-pub(super) fn read(reply: Value, count: usize) -> Option<Vec<Answer>> {
+pub(super) fn read(reply: Value, count: usize) -> Option<Answers> {
     let Value::Array(replies) = reply else { return None };
     if replies.len() != count {
         return None;
@@ -185,18 +187,18 @@ pub(super) fn call_all(requests: &[Request], client: &str, by: By, number: CallN
     cmd
 }
 
-pub(super) fn read_all(reply: Value, count: usize) -> Option<TakenAll> {
+pub(super) fn read_all(reply: Value, count: usize) -> Option<Answer> {
     let Value::Array(mut parts) = reply else { return None };
     if parts.is_empty() {
         return None;
     }
     match parts.remove(0) {
         Value::Int(0) if parts.len() == count => {
-            parts.into_iter().map(answer).collect::<Option<_>>().map(TakenAll::Taken)
+            parts.into_iter().map(answer).collect::<Option<_>>().map(Answer::All)
         }
         Value::Int(place) => {
             let place = usize::try_from(place).ok()?.checked_sub(1).filter(|place| *place < count)?;
-            Some(TakenAll::Busy(place, answer(Value::Array(parts))?))
+            Some(Answer::BusyAt(place, Box::new(answer(Value::Array(parts))?)))
         }
         _ => None,
     }

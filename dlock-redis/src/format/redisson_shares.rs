@@ -9,7 +9,7 @@ use redis::{Cmd, Value};
 use super::redisson::{self, channel, owned};
 use super::{Recipe, Script, hash_of, rights, shares, text};
 use crate::keys::{Names, suffixed, suffixed_with};
-use crate::request::{Answer, By, CallNumber, Probe, ShareRequest, ShareStep};
+use crate::request::{Answer, By, CallNumber, Probe, Request, ScriptKind, Step};
 
 const READERS_TEXT: &str = concat!(
     include_str!("head.lua"),
@@ -28,7 +28,7 @@ static PERMITS: Script = Script::new(PERMITS_TEXT, || hash_of(PERMITS_TEXT));
 static FAIR: Script = Script::new(FAIR_TEXT, || hash_of(FAIR_TEXT));
 
 /// How many permits one claim may take: each has an entry of its own on the server, and in every request.
-const MOST_AT_ONCE: u32 = 1_000;
+pub(super) const MOST_AT_ONCE: u32 = 1_000;
 /// What stands behind the names of the permits that are taken.
 const TIMEOUTS: &str = "timeout";
 /// What stands before the name of the list of those who wait in line, and of the sorted set of until when they do.
@@ -174,15 +174,15 @@ pub(super) fn probes(
 }
 
 pub(super) fn call(
-    request: &ShareRequest,
+    request: &Request,
     (client, cluster, recipe): (&str, bool, Recipe),
     by: By,
     number: CallNumber,
 ) -> Cmd {
-    let kind = Kind::of(recipe, request.mode, request.fair);
+    let kind = Kind::of(recipe, request.mode, request.kind == ScriptKind::Fair);
     let lock = &*request.names.lock;
     let keys = kind.keys(lock);
-    let acquires = matches!(request.step, ShareStep::Acquire { .. });
+    let acquires = matches!(request.step, Step::Acquire { .. });
     let mut cmd = kind.script().call(by, 1 + keys.len() + usize::from(acquires), 24);
     cmd.arg(lock).arg(keys);
     if acquires {
@@ -191,10 +191,10 @@ pub(super) fn call(
     let token = request.token.to_hex();
     let owner = if kind == Kind::Permits { token } else { [client, ":", &token].concat() };
     let (operation, lease) = match &request.step {
-        ShareStep::Acquire { lease, .. } => ("acquire", *lease),
-        ShareStep::Renew { lease } => ("renew", *lease),
-        ShareStep::Downgrade { lease } => ("downgrade", *lease),
-        ShareStep::Withdraw { .. } => ("withdraw", 0),
+        Step::Acquire { lease, .. } => ("acquire", *lease),
+        Step::Renew { lease, .. } => ("renew", *lease),
+        Step::Downgrade { lease } => ("downgrade", *lease),
+        Step::Withdraw { .. } => ("withdraw", 0),
     };
     cmd.arg(number.0).arg(operation).arg(kind.channel(lock)).arg(i32::from(cluster)).arg(owner).arg(lease);
     match request.mode {
@@ -207,7 +207,7 @@ pub(super) fn call(
     };
     let mut line = Vec::new();
     let (prefers, listens) = match &request.step {
-        ShareStep::Acquire { listens, prefers, who, .. } => {
+        Step::Acquire { listens, prefers, who, .. } => {
             who.write(&mut line);
             (*prefers, *listens)
         }
@@ -223,16 +223,16 @@ pub(super) fn call(
 }
 
 /// Reads what came of it; `None` when it makes no sense.
-pub(super) fn read(result: Value, step: &ShareStep, mode: Mode) -> Option<Answer> {
+pub(super) fn read(result: Value, step: &Step, mode: Mode) -> Option<Answer> {
     match result {
-        result if matches!(step, ShareStep::Acquire { .. }) => taken(result, mode),
+        result if matches!(step, Step::Acquire { .. }) => taken(result, mode),
         Value::Int(done @ (0 | 1)) => Some(Answer::Done(done == 1)),
         _ => None,
     }
 }
 
 /// Reads what came of a step of one who stands in line, for a lock that is held alone.
-pub(super) fn read_in_line(result: Value, step: &ShareStep) -> Option<Answer> {
+pub(super) fn read_in_line(result: Value, step: &Step) -> Option<Answer> {
     match result {
         Value::Array(parts) if parts.len() == 3 && parts[1] != Value::BulkString(Vec::new()) => {
             redisson::answer(Value::Array(parts))

@@ -1,11 +1,17 @@
 -- Tries which commands a user may use that one use of locks needs beside a lock alone, and changes nothing: the name that
 -- they get is one that no lock has, and what would write is refused for its arguments, or goes at once. Which keys the
 -- user may use says the first request that names them.
--- KEYS: a lock. ARGV: the number of the call; the name; then for each try a command and what stands behind the name, with
--- spaces between, and with a "+" before it where it makes something.
--- Reply: {the commands that the user may not use, and with a "!" those that the server lacks, that number}.
+-- KEYS: a lock. ARGV: the number of the call; the name; a channel; then for each try a command and what stands behind
+-- the name, with spaces between, and with a "+" before it where it makes something.
+-- Reply: {the commands that the user may not use, with a "!" those that the server lacks, and with a "&" the channel if
+-- the user may not publish there, that number}.
 local missing = {}
-for n = 3, #ARGV do
+local published = redis.pcall('PUBLISH', ARGV[3], '')
+local why = type(published) == 'table' and published.err or ''
+if string.find(why, 'to the channel') or string.find(why, 'access .*channel') then
+  missing[1] = '&' .. ARGV[3]
+end
+for n = 4, #ARGV do
   local makes, words = string.match(ARGV[n], '^(%+?)(.*)$')
   local try = {}
   for word in string.gmatch(words, '%S+') do
@@ -22,7 +28,10 @@ for n = 3, #ARGV do
     elseif string.find(refused, 'nknown .*command called from') then
       missing[#missing + 1] = '!' .. try[1]
     elseif makes ~= '' and refused == '' then
-      redis.pcall('DEL', ARGV[2])
+      local deleted = redis.pcall('DEL', ARGV[2])
+      if type(deleted) == 'table' then
+        redis.pcall('PEXPIRE', ARGV[2], 1)
+      end
     end
   end
 end

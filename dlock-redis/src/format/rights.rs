@@ -45,9 +45,13 @@ pub(super) const FAIR: &[&str] = &[
     "+RPUSH a",
 ];
 
-/// Makes the call that tries these on a name that no lock has. Its reply lists the commands that are missing.
-pub(super) fn call(tries: &[&str], lock: &str, name: &str, number: CallNumber) -> Cmd {
+/// Of batches, and of taking over what was left.
+pub(crate) const FURTHER: &[&str] = &["EXISTS", "+INCR"];
+
+/// Makes the call that tries these on a name that no lock has, and publishes on a channel without listeners. Its reply
+/// lists the commands that are missing.
+pub(crate) fn call(tries: &[&str], lock: &str, (name, channel): (&str, &str), number: CallNumber) -> Cmd {
     let mut call = redis::cmd("EVAL");
-    call.arg(TEXT).arg(1).arg(lock).arg(number.0).arg(name).arg(tries);
+    call.arg(TEXT).arg(1).arg(lock).arg(number.0).arg(name).arg(channel).arg(tries);
     call
 }

@@ -100,7 +100,9 @@ if operation == 'look' or operation == 'force' then
 end
 
 if operation == 'resize' then
-  if kind == 'string' or kind == 'hash' and not of and n > 0 then
+  -- The hash may be there for longer than the shares in it.
+  local held = kind == 'hash' and not of and n > 0 and (ends > now or not fair and purge() > 0)
+  if kind == 'string' or held then
     return done({ -1, 0 })
   elseif not of then
     return done(0)

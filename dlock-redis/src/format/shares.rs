@@ -10,20 +10,21 @@ use redis::{Cmd, Value};
 use super::plain::{self, hex};
 use super::{Script, hash_of, since, text};
 use crate::keys::Names;
-use crate::request::{Answer, By, CallNumber, ShareRequest, ShareStep};
+use crate::request::{Answer, By, CallNumber, Request, ScriptKind, Step};
 
 const TEXT: &str = concat!(include_str!("head.lua"), include_str!("line.lua"), include_str!("shares.lua"));
 static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 const FAIR_TEXT: &str = concat!(include_str!("head.lua"), include_str!("line.lua"), include_str!("fair.lua"));
 static FAIR: Script = Script::new(FAIR_TEXT, || hash_of(FAIR_TEXT));
 
-pub(super) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
+pub(super) fn call(request: &Request, by: By, number: CallNumber) -> Cmd {
+    let is_fair = request.kind == ScriptKind::Fair;
     let grants = match request.step {
-        ShareStep::Acquire { .. } => true,
-        ShareStep::Withdraw { passes_on } => passes_on && request.fair,
-        ShareStep::Renew { .. } | ShareStep::Downgrade { .. } => false,
+        Step::Acquire { .. } => true,
+        Step::Withdraw { passes_on } => passes_on && is_fair,
+        Step::Renew { .. } | Step::Downgrade { .. } => false,
     };
-    let script = if request.fair { &FAIR } else { &SCRIPT };
+    let script = if is_fair { &FAIR } else { &SCRIPT };
     let mut cmd = script.call(by, 1 + usize::from(grants), 16);
     cmd.arg(&*request.names.lock);
     if grants {
@@ -32,7 +33,7 @@ pub(super) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
     cmd.arg(number.0);
     let token = hex(&request.token);
     match &request.step {
-        ShareStep::Acquire { lease, listens, prefers, who, mark } => {
+        Step::Acquire { lease, listens, who, prefers, mark, .. } => {
             let mode = request.mode;
             cmd.arg("acquire").arg(&token).arg(*lease);
             match mode {
@@ -42,21 +43,21 @@ pub(super) fn call(request: &ShareRequest, by: By, number: CallNumber) -> Cmd {
             let mut line = Vec::new();
             who.write(&mut line);
             cmd.arg(mode.taken()).arg(i32::from(*prefers)).arg(i32::from(*listens)).arg(line);
-            if request.fair {
+            if is_fair {
                 cmd.arg(mark.map(|mark| mark.to_string()).unwrap_or_default());
             }
         }
-        ShareStep::Renew { lease } => drop(cmd.arg("renew").arg(&token).arg(*lease)),
-        ShareStep::Downgrade { lease } => drop(cmd.arg("downgrade").arg(&token).arg(*lease)),
-        ShareStep::Withdraw { .. } => drop(cmd.arg("withdraw").arg(&token)),
+        Step::Renew { lease, .. } => drop(cmd.arg("renew").arg(&token).arg(*lease)),
+        Step::Downgrade { lease } => drop(cmd.arg("downgrade").arg(&token).arg(*lease)),
+        Step::Withdraw { .. } => drop(cmd.arg("withdraw").arg(&token)),
     }
     cmd
 }
 
 /// Reads what came of it; `None` when it makes no sense.
-pub(super) fn read(result: Value, step: &ShareStep, mode: Mode) -> Option<Answer> {
+pub(super) fn read(result: Value, step: &Step, mode: Mode) -> Option<Answer> {
     match (step, result) {
-        (ShareStep::Acquire { .. }, result) => taken(result, mode),
+        (Step::Acquire { .. }, result) => taken(result, mode),
         (_, Value::Int(1)) => Some(Answer::Done(true)),
         (_, result) => plain::answer(result),
     }
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
     use crate::request::Who;
 
-    const STEP: ShareStep = ShareStep::Withdraw { passes_on: true };
+    const STEP: Step = Step::Withdraw { passes_on: true };
 
     fn bulk(text: &str) -> Value {
         Value::BulkString(text.into())
@@ -210,12 +211,13 @@ mod tests {
 
     const MODE: Mode = Mode::Permits { of: 4, take: 2 };
 
-    fn acquire() -> ShareStep {
-        ShareStep::Acquire {
+    fn acquire() -> Step {
+        Step::Acquire {
             lease: 5_000,
             listens: false,
-            prefers: true,
             who: Who::text("host=a pid=5"),
+            fences: 1,
+            prefers: true,
             mark: None,
         }
     }

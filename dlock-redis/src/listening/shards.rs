@@ -1,12 +1,12 @@
 //! Sharded channels: each is listened to at the master of its slot.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::{sleep, tell};
+use dlock_core::backend::{Mutex, sleep, tell};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
@@ -111,7 +111,7 @@ impl Shards {
 
     /// The connections that there are.
     pub(super) fn lines(&self) -> Vec<MultiplexedConnection> {
-        let lines = self.reach.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.reach.lines.lock();
         lines.values().filter_map(|line| line.get().cloned()).collect()
     }
 
@@ -163,7 +163,7 @@ impl Reach {
         let node = self.servers.node(slot_of(channel), ANSWER).await?;
         let endpoint = node.endpoint().await?;
         let cell = {
-            let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lines = self.lines.lock();
             Arc::clone(lines.entry(endpoint.clone()).or_default())
         };
         let push = self.push.clone();

@@ -1,11 +1,11 @@
 //! Which server of a cluster is responsible for a hash slot.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::{Entropy, within};
+use dlock_core::backend::{Entropy, Mutex, within};
 use redis::Value;
 
 use super::node::{Address, Node};
@@ -58,14 +58,10 @@ impl Cluster {
         Self { seeds, opener, options, map: Mutex::default(), refreshing, entropy: Entropy::new() }
     }
 
-    fn map(&self) -> MutexGuard<'_, Map> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The master of a slot.
     pub(crate) async fn master_of(&self, slot: u16, patience: Duration) -> Result<Arc<Node>, Failure> {
         let seen = {
-            let map = self.map();
+            let map = self.map.lock();
             if !map.stale
                 && let Some(node) = map.master_of(slot)
             {
@@ -75,7 +71,7 @@ impl Cluster {
         };
         let refreshed = Box::pin(within(patience, self.refresh(seen))).await;
         // An old map is better than none: its servers know better, and say so.
-        if let Some(node) = self.map().master_of(slot) {
+        if let Some(node) = self.map.lock().master_of(slot) {
             return Ok(node);
         }
         match refreshed {
@@ -89,13 +85,13 @@ impl Cluster {
 
     /// The master of a slot, by the map as it is.
     pub(crate) fn known_master_of(&self, slot: u16) -> Option<Arc<Node>> {
-        self.map().master_of(slot)
+        self.map.lock().master_of(slot)
     }
 
     /// Where a server sent us instead.
     pub(crate) fn redirected(&self, redirect: &Redirect, from: &Endpoint) -> Arc<Node> {
         let endpoint = beside(from, &redirect.host, redirect.port);
-        let mut map = self.map();
+        let mut map = self.map.lock();
         if !redirect.ask {
             map.stale = true;
         }
@@ -110,19 +106,19 @@ impl Cluster {
 
     /// Has the map read again before it is used next: a server of it does not do what it should.
     pub(crate) fn distrust(&self) {
-        self.map().stale = true;
+        self.map.lock().stale = true;
     }
 
     /// Any server of the cluster that can be reached.
     pub(crate) async fn any(&self) -> Result<Endpoint, Failure> {
         let (seen, stale) = {
-            let map = self.map();
+            let map = self.map.lock();
             (map.version, map.stale || map.nodes.is_empty())
         };
         if stale {
             self.refresh(seen).await?;
         }
-        let nodes: Vec<Endpoint> = self.map().nodes.keys().cloned().collect();
+        let nodes: Vec<Endpoint> = self.map.lock().nodes.keys().cloned().collect();
         match nodes.len() {
             0 => Err(Failure::unavailable("no server of the cluster is known")),
             known => Ok(nodes[self.entropy.below(known)].clone()),
@@ -131,9 +127,9 @@ impl Cluster {
 
     /// All masters that serve slots.
     pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, Failure> {
-        let seen = self.map().version;
+        let seen = self.map.lock().version;
         self.refresh(seen).await?;
-        let map = self.map();
+        let map = self.map.lock();
         let mut masters: Vec<Arc<Node>> = Vec::new();
         for master in map.masters.iter().flatten() {
             if !masters.iter().any(|known| Arc::ptr_eq(known, master)) {
@@ -144,7 +140,7 @@ impl Cluster {
     }
 
     pub(crate) fn close(&self) {
-        for node in self.map().nodes.values() {
+        for node in self.map.lock().nodes.values() {
             node.close();
         }
     }
@@ -164,7 +160,7 @@ impl Cluster {
     async fn refresh(&self, seen: u64) -> Result<(), Failure> {
         let _refreshing = self.refreshing.lock().await;
         let mut sources: Vec<Endpoint> = {
-            let map = self.map();
+            let map = self.map.lock();
             if map.version != seen {
                 return Ok(());
             }
@@ -198,7 +194,7 @@ impl Cluster {
     }
 
     fn adopt(&self, ranges: &[Range]) {
-        let mut map = self.map();
+        let mut map = self.map.lock();
         map.masters = vec![None; usize::from(SLOTS)];
         for (from, to, endpoint) in ranges {
             let node = self.node(&mut map, endpoint);

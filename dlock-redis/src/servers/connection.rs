@@ -1,9 +1,29 @@
 //! One connection with the requests on it.
 //!
 //! Requests are carried out in the order in which they are given to a connection, which is what makes it safe to
-//! withdraw what an unanswered request may have taken. A request on an idle connection is sent at once by who makes it.
-//! While others are under way, requests are collected for as long as the executor is busy with who makes them, and go
+//! withdraw what an unanswered request may have taken. A request on an idle connection is sent at once by its maker.
+//! While others are under way, requests are collected for as long as the executor is busy with their makers, and go
 //! out together, as one call of the script: that costs no round trip and saves most of the work at both ends.
+//!
+//! ```text
+//!                    Connection::carry_out(command)
+//!                     |                          |
+//!     ScriptKind::Exclusive, not after ASK    all else
+//!                     |                          |
+//!         is anything under way here?            |  Shared, Fair: a turn, of 256
+//!             | yes          | no                |
+//!          Queue, pump       |                   |
+//!             |              |                   |
+//!             +------> Wire::carry_out <---------+
+//! ```
+//!
+//! | state | begins with | what is queued | what goes directly |
+//! |---|---|---|---|
+//! | open | `new` | is sent | is sent |
+//! | retired | `retire`: another connection is in its place | withdrawals are sent; all else returns to its makers unsent | in turn only withdrawals; all else is sent |
+//! | ended | `end`: a reply did not come or made no sense; the end of its runtime | is answered with `Fault::Cut` | is refused unsent |
+//!
+//! Where a connection has ended, requests that were not sent go over another one.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -20,13 +40,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 
 use super::open::Opened;
-use super::queue::{Call, Queue};
-use super::wire::{Reply, Wire, WireOptions, answered};
-use crate::config::Replicas;
+use super::queue::{Call, Direct, Queue};
+use super::wire::{Reply, Wire, WireOptions, senseless};
+use crate::command::Command;
 use crate::error::Fault;
-use crate::request::{
-    By, CallNumber, Request, RequestAll, RequestAlone, RequestTakeOver, ShareRequest, ShareStep, TakenAll,
-};
+use crate::request::{CallNumber, Request, ScriptKind};
 use crate::tracking::ConnectionTracking;
 
 /// A call of so many requests keeps the server busy for as long as it takes to send it.
@@ -98,15 +116,6 @@ impl Connection {
         self.steps.close();
     }
 
-    /// Has the server tell of changes of locks that are renewed over this connection, where it can.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub(crate) async fn track(&self) {
-        self.tracking.begin(&self.wire.connection, self.resp3).await;
-    }
-
     /// The runtime that drives it.
     pub(crate) const fn runtime(&self) -> &Handle {
         &self.runtime
@@ -121,157 +130,83 @@ impl Connection {
         self.silent.load(Ordering::Acquire)
     }
 
-    /// Carries out one request.
+    /// Carries out a command; `asking` on a server that is about to become responsible for the slot.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the request is taken back if it was not sent yet, and else carried out.
-    pub(crate) async fn carry_out(&self, request: &Request) -> Result<Reply, Fault> {
-        if self.is_ended() {
-            return Err(Fault::Unsent("the connection has ended"));
+    /// When dropped, it is taken back if it was not sent yet, and else carried out.
+    pub(crate) async fn carry_out(&self, command: Command<'_>, asking: bool) -> Result<Reply, Fault> {
+        if command.is_tracked() {
+            Box::pin(self.tracking.begin(&self.wire.connection, self.resp3)).await;
         }
-        let result = if let Some(_alone) = self.queue.alone() {
-            // It may have waited in another queue before.
-            if !request.clock.as_ref().is_none_or(RequestClock::written) {
-                return Err(Fault::Unsent("nobody waits for the answer any more"));
+        self.check()?;
+        let is_queued = |request: &&Request| request.kind == ScriptKind::Exclusive && !asking;
+        let open = match command.step().filter(is_queued) {
+            None => self.queue.unbatched(),
+            Some(request) => match self.queue.direct() {
+                Some(open) => open,
+                None => return self.ended_by(self.carry_out_queued(request).await),
+            },
+        };
+        // In a box, so that requests in the queue need no memory for it.
+        self.ended_by(Box::pin(self.carry_out_directly(command, asking, open)).await)
+    }
+
+    async fn carry_out_queued(&self, request: &Request) -> Result<Reply, Fault> {
+        match self.queue.push(request.clone()) {
+            Some(pending) => pending.await,
+            None if self.queue.is_closed() => {
+                Err(Fault::Unsent("the runtime that drives the connection is gone"))
             }
-            // In a box, so that requests in the queue need no memory for it.
-            Box::pin(self.wire.exchange(request)).await
-        } else {
-            match self.queue.push(request.clone()) {
-                Some(pending) => pending.await,
-                None if self.queue.is_closed() => {
-                    return Err(Fault::Unsent("the runtime that drives the connection is gone"));
-                }
-                None => return Err(REPLACED),
-            }
-        };
-        if matches!(result, Err(Fault::Cut(_))) {
-            self.end();
+            None => Err(REPLACED),
         }
-        result
     }
 
-    /// Carries out one request on a server that is about to become responsible for its slot.
-    pub(crate) async fn carry_out_asking(&self, request: &Request) -> Result<Reply, Fault> {
-        if self.is_ended() {
-            return Err(Fault::Unsent("the connection has ended"));
-        }
-        self.wire.asking(request).await
-    }
-
-    /// Takes several locks or none, in a call of its own.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, it is carried out if it was sent already.
-    pub(crate) async fn carry_out_all(
+    async fn carry_out_directly(
         &self,
-        request: &RequestAll,
+        command: Command<'_>,
         asking: bool,
-    ) -> Result<Reply<TakenAll>, Fault> {
-        let format = &self.wire.options.format;
-        let replicas = self.wire.options.replicas;
-        let call = async |by| {
-            self.carry_out_apart(|number| format.call_all(request, by, number), asking, replicas).await
-        };
-        let reply = match call(By::Hash).await {
-            Err(fault) if fault.code() == Some("NOSCRIPT") => call(By::Text).await,
-            result => result,
-        };
-        reply?.read(|reply| format.read_all(reply, request.0.len()))
-    }
-
-    /// Takes a lock without its counter.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`carry_out_all`](Self::carry_out_all).
-    pub(crate) async fn carry_out_alone(
-        &self,
-        request: &RequestAlone<'_>,
-        asking: bool,
+        _open: Direct<'_>,
     ) -> Result<Reply, Fault> {
-        let format = &self.wire.options.format;
-        let call = |number| format.call_alone(request.request, request.fence, number);
-        let reply = self.carry_out_apart(call, asking, self.wire.options.replicas).await?;
-        let reply = reply.read(|reply| format.read_alone(reply))?;
-        answered(reply.answer, reply.acknowledged)
-    }
-
-    /// Takes over a lock that was left.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`carry_out_all`](Self::carry_out_all).
-    pub(crate) async fn carry_out_take_over(
-        &self,
-        take_over: &RequestTakeOver<'_>,
-        asking: bool,
-    ) -> Result<Reply, Fault> {
-        let RequestTakeOver { request, left, mode } = take_over;
-        if !request.clock.as_ref().is_none_or(RequestClock::written) {
-            return Err(Fault::Unsent("nobody waits for the answer any more"));
-        }
-        let format = &self.wire.options.format;
-        let call = |number| format.call_take_over(request, (left, *mode), number);
-        let reply = self.carry_out_apart(call, asking, self.wire.options.replicas).await?;
-        let reply = reply.read(|reply| format.read_take_over(reply, *mode))?;
-        answered(reply.answer, reply.acknowledged)
-    }
-
-    /// Carries out a step on a lock that several may hold, when it is its turn.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`carry_out`](Self::carry_out).
-    pub(crate) async fn carry_out_share(&self, request: &ShareRequest, asking: bool) -> Result<Reply, Fault> {
-        let replicas =
-            self.wire.options.replicas.filter(|_| !matches!(request.step, ShareStep::Withdraw { .. }));
-        let format = &self.wire.options.format;
-        let _turn = self.turn(request).await?;
-        let call = async |by| {
-            self.carry_out_apart(|number| format.call_share(request, by, number), asking, replicas).await
-        };
-        let reply = match call(By::Hash).await {
-            Err(fault) if fault.code() == Some("NOSCRIPT") => call(By::Text).await,
-            result => result,
-        };
-        let reply = reply?.read(|reply| format.read_share(reply, request))?;
-        answered(reply.answer, reply.acknowledged)
+        let _turn = self.turn(command).await?;
+        let mut replies = self.wire.carry_out(command, asking, &|_| false).await;
+        replies.pop().unwrap_or_else(|| Err(senseless()))
     }
 
     /// Waits for the turn of a call with one step: what is handed to the wire can neither be taken back nor told apart
     /// from what a server that is slow has not answered.
-    async fn turn(&self, request: &ShareRequest) -> Result<Option<SemaphorePermit<'_>>, Fault> {
-        let turn = match self.steps.try_acquire() {
-            Err(TryAcquireError::NoPermits) => {
-                request.clock.iter().for_each(RequestClock::queued);
-                self.steps.acquire().await.ok()
+    async fn turn(&self, command: Command<'_>) -> Result<Option<SemaphorePermit<'_>>, Fault> {
+        let Some(request) = command.step() else { return Ok(None) };
+        let mut turn = None;
+        if matches!(request.kind, ScriptKind::Shared | ScriptKind::Fair) {
+            turn = match self.steps.try_acquire() {
+                Err(TryAcquireError::NoPermits) => {
+                    request.clock.iter().for_each(RequestClock::queued);
+                    self.steps.acquire().await.ok()
+                }
+                turn => turn.ok(),
+            };
+            if turn.is_none() && !request.step.withdraws() {
+                return Err(REPLACED);
             }
-            turn => turn.ok(),
-        };
-        if turn.is_none() && !matches!(request.step, ShareStep::Withdraw { .. }) {
-            return Err(REPLACED);
         }
-        // One that the engine has given up while it waited must not be sent.
-        match request.clock.as_ref().is_none_or(RequestClock::written) {
-            true => Ok(turn),
-            false => Err(Fault::Unsent("nobody waits for the answer any more")),
+        // One that the engine has given up while it waited, here or for another connection, must not be sent.
+        if !request.clock.as_ref().is_none_or(RequestClock::written) {
+            return Err(Fault::Unsent("nobody waits for the answer any more"));
         }
+        self.check().map(|()| turn)
     }
 
-    /// Sends a call that takes no lock.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`carry_out_all`](Self::carry_out_all).
-    pub(crate) async fn ask(
-        &self,
-        call: impl FnOnce(CallNumber) -> Cmd,
-        asking: bool,
-    ) -> Result<Reply<Value>, Fault> {
-        self.carry_out_apart(call, asking, None).await
+    fn check(&self) -> Result<(), Fault> {
+        if self.is_ended() { Err(Fault::Unsent("the connection has ended")) } else { Ok(()) }
+    }
+
+    /// Ends the connection if a reply did not come, or made no sense.
+    fn ended_by<T>(&self, result: Result<T, Fault>) -> Result<T, Fault> {
+        if matches!(result, Err(Fault::Cut(_))) {
+            self.end();
+        }
+        result
     }
 
     /// Sends calls that change nothing, all at once.
@@ -283,32 +218,8 @@ impl Connection {
         &self,
         calls: impl IntoIterator<Item = impl FnOnce(CallNumber) -> Cmd>,
     ) -> Result<Vec<Result<Value, Fault>>, Fault> {
-        if self.is_ended() {
-            return Err(Fault::Unsent("the connection has ended"));
-        }
-        let result = self.wire.send_all(calls).await;
-        if matches!(result, Err(Fault::Cut(_))) {
-            self.end();
-        }
-        result
-    }
-
-    /// Sends a call of its own, which may overtake what is queued, and waits for what comes of it.
-    async fn carry_out_apart(
-        &self,
-        call: impl FnOnce(CallNumber) -> Cmd,
-        asking: bool,
-        replicas: Option<Replicas>,
-    ) -> Result<Reply<Value>, Fault> {
-        if self.is_ended() {
-            return Err(Fault::Unsent("the connection has ended"));
-        }
-        let _beside = self.queue.beside();
-        let result = self.wire.send_apart(call, asking, replicas).await;
-        if matches!(result, Err(Fault::Cut(_))) {
-            self.end();
-        }
-        result
+        self.check()?;
+        self.ended_by(self.wire.send_all(calls).await)
     }
 
     /// Finds out whether the other end is still there. `false` when it does not answer in time, or another probe is
@@ -412,25 +323,8 @@ impl Pace {
 /// Carries out one call and tells everybody; how many requests it had, and how long it took.
 async fn carry_out(wire: &Wire, call: Call) -> (usize, Duration) {
     let (count, sent) = (call.requests.len(), Instant::now());
-    let failed = |fault| vec![Err(fault); count];
-    let mut replies = wire.send(&call.requests, By::Hash, false).await.unwrap_or_else(failed);
-    let mut apart = false;
-    // The server refuses a whole call where this user has no right to one of its keys.
-    for (code, by) in [("NOPERM", By::Hash), ("NOSCRIPT", By::Text)] {
-        let refused: Vec<usize> = (0..count.min(replies.len()))
-            .filter(|index| matches!(&replies[*index], Err(fault) if fault.code() == Some(code)))
-            // A request that was cancelled meanwhile may be about to withdraw, which must not be overtaken.
-            .filter(|index| !call.is_unwanted(*index))
-            .collect();
-        if refused.is_empty() || by == By::Hash && count == 1 {
-            continue;
-        }
-        apart |= by == By::Hash;
-        let again: Vec<Request> = refused.iter().map(|index| call.requests[*index].clone()).collect();
-        for (index, answer) in refused.into_iter().zip(wire.send_again(&again, by, apart).await) {
-            replies[index] = answer;
-        }
-    }
+    let replies =
+        wire.carry_out(Command::Each(&call.requests), false, &|index| call.is_unwanted(index)).await;
     call.answer(replies);
     (count, sent.elapsed())
 }

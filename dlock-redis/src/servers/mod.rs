@@ -28,14 +28,12 @@ pub(crate) use self::open::Opener;
 use self::sentinel::Sentinels;
 pub(crate) use self::track::{Track, Untracked};
 pub(crate) use self::wire::Reply;
-use self::wire::WireOptions;
+use self::wire::{WireOptions, senseless};
+use crate::command::{Command, Question};
 use crate::config::Config;
 use crate::error::Fault;
-use crate::format::{Format, probe, probed};
-use crate::request::{
-    Answer, CallNumber, Look, Request, RequestAll, RequestAlone, RequestTakeOver, ShareRequest, ShareStep,
-    Step, TakenAll,
-};
+use crate::format::Format;
+use crate::request::{Answer, CallNumber};
 use crate::tracking::Tracking;
 use crate::url::{Endpoint, Topology};
 
@@ -85,20 +83,20 @@ impl Servers {
         }
     }
 
-    /// Carries out a request on the server that is responsible for it, over a connection of the calling runtime or,
+    /// Carries out a command on the server that is responsible for it, over a connection of the calling runtime or,
     /// where none is to be had, of another. What is rarely needed is boxed here and below: each request allocates its
     /// whole future.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the request may still be carried out on the last connection that `track` knows.
-    pub(crate) async fn carry_out<E: Command>(
+    /// When dropped, it may still be carried out on the last connection that `track` knows.
+    pub(crate) async fn carry_out(
         &self,
-        request: &E,
+        command: Command<'_>,
         patience: Duration,
         track: &mut impl Track,
-    ) -> Result<Reply<E::Answer>, Failure> {
-        let mut node = self.node(request.slot(), patience).await?;
+    ) -> Result<Reply, Failure> {
+        let mut node = self.node(command.slot(), patience).await?;
         let mut asking = false;
         let (mut unsent, mut was_replica) = (0, false);
         for _ in 0..MOST_REDIRECTIONS {
@@ -113,22 +111,17 @@ impl Servers {
                     return Err(failure);
                 }
             };
-            if route.connection.is_replica() && !request.suits_replicas() && !was_replica {
+            if route.connection.is_replica() && !command.suits_replicas() && !was_replica {
                 // It was so when the connection was opened, and may have been promoted since. Nothing was sent.
                 was_replica = true;
                 route.connection.end();
                 continue;
             }
-            let fault = match self.exchange(&route, request, (asking, patience), track).await {
+            let fault = match self.exchange(&route, command, (asking, patience), track).await {
                 Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
             };
-            let answer = match fault.code() {
-                Some("TRYAGAIN") => request.apart(),
-                _ if fault.is_no_lock() => request.no_lock(),
-                _ => None,
-            };
-            if let Some(answer) = answer {
+            if let Some(answer) = command.answer_to(&fault) {
                 return Ok(Reply { answer, acknowledged: 0 });
             }
             match (&fault, self, fault.redirect()) {
@@ -143,18 +136,16 @@ impl Servers {
         Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
     }
 
-    /// Sends a call that takes no lock to the server of a slot. One that only `looks` is answered by a replica, too.
+    /// Sends a call that takes no lock.
     ///
     /// # Cancel safety
     ///
     /// When dropped, it is carried out if it was sent already.
-    pub(crate) async fn ask(
-        &self,
-        slot: u16,
-        (looks, patience): (bool, Duration),
-        call: impl Fn(CallNumber) -> Cmd + Sync,
-    ) -> Result<Value, Failure> {
-        Ok(self.carry_out(&Question { slot, looks, call }, patience, &mut Untracked).await?.answer)
+    pub(crate) async fn ask(&self, question: &Question<'_>, patience: Duration) -> Result<Value, Failure> {
+        match self.carry_out(Command::Ask(question), patience, &mut Untracked).await?.answer {
+            Answer::Value(value) => Ok(*value),
+            _ => Err(senseless().into_failure()),
+        }
     }
 
     /// All servers that grant locks.
@@ -200,21 +191,21 @@ impl Servers {
         }
     }
 
-    /// Carries out a request on a given connection. When nobody waits for the answer any more, the connection has to
+    /// Carries out a command on a given connection. When nobody waits for the answer any more, the connection has to
     /// show within `patience` that it is alive.
-    pub(crate) async fn exchange<E: Command>(
+    pub(crate) async fn exchange(
         &self,
         route: &Route,
-        request: &E,
+        command: Command<'_>,
         (asking, patience): (bool, Duration),
         track: &mut impl Track,
-    ) -> Result<Reply<E::Answer>, Fault> {
-        if route.connection.is_replica() && !request.suits_replicas() {
+    ) -> Result<Reply, Fault> {
+        if route.connection.is_replica() && !command.suits_replicas() {
             return Err(Fault::Refused("READONLY by its own word".into()));
         }
         track.before(route);
         let probe = ProbeOnDrop(Some((route, patience)));
-        let result = request.over(&route.connection, asking).await;
+        let result = route.connection.carry_out(command, asking).await;
         probe.cancel();
         match result {
             Err(Fault::Cut(_)) => {}
@@ -267,165 +258,6 @@ impl Servers {
             Self::One(node) => node.close(),
             Self::Cluster(cluster) => cluster.close(),
         }
-    }
-}
-
-/// What can be sent to a server.
-pub(crate) trait Command: Sync {
-    type Answer: Send;
-
-    /// The slot of its locks.
-    fn slot(&self) -> u16;
-
-    /// Whether a replica may answer it.
-    fn suits_replicas(&self) -> bool {
-        false
-    }
-
-    /// The answer where its keys lie on two servers, if it can be carried out in another way.
-    fn apart(&self) -> Option<Self::Answer> {
-        None
-    }
-
-    /// The answer where the key holds no lock of one holder, if that can be asked about in another way.
-    fn no_lock(&self) -> Option<Self::Answer> {
-        None
-    }
-
-    /// Carries it out; `asking` on a server that is about to become responsible for the slot.
-    fn over(
-        &self,
-        connection: &Connection,
-        asking: bool,
-    ) -> impl Future<Output = Result<Reply<Self::Answer>, Fault>> + Send;
-}
-
-impl Command for Request {
-    type Answer = Answer;
-
-    fn slot(&self) -> u16 {
-        self.names.slot
-    }
-
-    fn apart(&self) -> Option<Answer> {
-        self.step.acquires().then_some(Answer::Apart)
-    }
-
-    fn no_lock(&self) -> Option<Answer> {
-        self.step.acquires().then_some(Answer::NoLock)
-    }
-
-    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
-        if let Step::Renew { tracked: true, .. } = self.step {
-            Box::pin(connection.track()).await;
-        }
-        match asking {
-            true => Box::pin(connection.carry_out_asking(self)).await,
-            false => connection.carry_out(self).await,
-        }
-    }
-}
-
-impl Command for RequestAll {
-    type Answer = TakenAll;
-
-    fn slot(&self) -> u16 {
-        self.0.first().map_or(0, |request| request.names.slot)
-    }
-
-    fn apart(&self) -> Option<TakenAll> {
-        Some(TakenAll::Apart)
-    }
-
-    fn no_lock(&self) -> Option<TakenAll> {
-        Some(TakenAll::Apart)
-    }
-
-    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<TakenAll>, Fault> {
-        connection.carry_out_all(self, asking).await
-    }
-}
-
-impl Command for RequestAlone<'_> {
-    type Answer = Answer;
-
-    fn slot(&self) -> u16 {
-        self.request.names.slot
-    }
-
-    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
-        connection.carry_out_alone(self, asking).await
-    }
-}
-
-impl Command for RequestTakeOver<'_> {
-    type Answer = Answer;
-
-    fn slot(&self) -> u16 {
-        self.request.names.slot
-    }
-
-    fn no_lock(&self) -> Option<Answer> {
-        Some(Answer::NoLock)
-    }
-
-    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
-        connection.carry_out_take_over(self, asking).await
-    }
-}
-
-impl Command for ShareRequest {
-    type Answer = Answer;
-
-    fn slot(&self) -> u16 {
-        self.names.slot
-    }
-
-    fn apart(&self) -> Option<Answer> {
-        matches!(self.step, ShareStep::Withdraw { passes_on: true }).then_some(Answer::Apart)
-    }
-
-    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply, Fault> {
-        connection.carry_out_share(self, asking).await
-    }
-}
-
-impl Command for Look {
-    type Answer = Vec<bool>;
-
-    // No replica may answer it, although it changes nothing: one that lags behind shows what is gone, and not what was
-    // granted a moment ago.
-    fn slot(&self) -> u16 {
-        self.slot
-    }
-
-    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<Vec<bool>>, Fault> {
-        connection.track().await;
-        let reply = connection.ask(|number| probe(&self.probes, number), asking).await?;
-        reply.read(|found| probed(found, &self.probes))
-    }
-}
-
-/// A call that takes no lock.
-struct Question<F> {
-    slot: u16,
-    looks: bool,
-    call: F,
-}
-
-impl<F: Fn(CallNumber) -> Cmd + Sync> Command for Question<F> {
-    type Answer = Value;
-
-    fn slot(&self) -> u16 {
-        self.slot
-    }
-
-    fn suits_replicas(&self) -> bool {
-        self.looks
-    }
-
-    async fn over(&self, connection: &Connection, asking: bool) -> Result<Reply<Value>, Fault> {
-        connection.ask(&self.call, asking).await
     }
 }
 

@@ -1,9 +1,19 @@
 //! One server: for each runtime a connection, opened when it is needed and replaced when it fails.
+//!
+//! | `State` of a runtime's connection | a request |
+//! |---|---|
+//! | `current` is open | goes over it |
+//! | none is open, `opening` | waits for the connection that is being opened, as long as its patience lasts; then as below |
+//! | none is open, none is being opened | has one opened, and waits for it |
+//! | none is open, and `refused` less than a second ago | goes over an open connection of another runtime, where there is one; else as above |
+//!
+//! A connection on which a maker got no answer is probed (`doubt`). If it does not answer, another one is opened and
+//! takes its place; the old one is retired, and stays for what has to follow on it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::{guard_opening, within};
+use dlock_core::backend::{Mutex, guard_opening, within};
 use dlock_core::{Failure, keeper};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
@@ -53,7 +63,7 @@ impl Node {
     /// The connection of a runtime, which may not be open yet.
     fn of_runtime(&self, runtime: &Handle) -> Arc<RuntimeConnection> {
         let id = runtime.id();
-        let mut runtimes = lock(&self.runtimes);
+        let mut runtimes = self.runtimes.lock();
         if let Some((_, found)) = runtimes.iter().find(|(other, _)| *other == id) {
             return Arc::clone(found);
         }
@@ -101,7 +111,7 @@ impl Node {
     /// sentinels do not name any more.
     fn open_elsewhere(&self, but: Option<&Arc<Connection>>) -> Option<Route> {
         let named = self.sentinels().and_then(Sentinels::named);
-        lock(&self.runtimes).iter().find_map(|(_, runtime)| {
+        self.runtimes.lock().iter().find_map(|(_, runtime)| {
             let (at, connection) = runtime.open_connection()?;
             let is_there = named.as_ref().is_none_or(|named| *named == at);
             let is_other = !but.is_some_and(|but| Arc::ptr_eq(but, &connection));
@@ -117,7 +127,7 @@ impl Node {
 
     /// Closes all connections; the next request opens new ones.
     pub(crate) fn close(&self) {
-        lock(&self.runtimes).clear();
+        self.runtimes.lock().clear();
     }
 
     /// What the sentinels know, where there are any.
@@ -130,8 +140,8 @@ impl Node {
 
     /// Ends the connections to a server that is the master no more.
     pub(crate) fn leave(&self, master: &Endpoint) {
-        for (_, runtime) in lock(&self.runtimes).iter() {
-            let mut state = lock(&runtime.state);
+        for (_, runtime) in self.runtimes.lock().iter() {
+            let mut state = runtime.state.lock();
             if state.current.as_ref().is_some_and(|(at, _)| at != master)
                 && let Some((_, connection)) = state.current.take()
             {
@@ -215,24 +225,24 @@ impl State {
 
 impl RuntimeConnection {
     fn is_used(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let opening = state.opening.as_ref().is_some_and(|opening| opening.has_changed().is_ok());
         opening || state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended())
     }
 
     /// The connection, if it is open, and where to.
     fn open_connection(&self) -> Option<(Endpoint, Arc<Connection>)> {
-        lock(&self.state).current.as_ref().filter(|(_, open)| !open.is_ended()).cloned()
+        self.state.lock().current.as_ref().filter(|(_, open)| !open.is_ended()).cloned()
     }
 
     /// Whether none was to be had a moment ago.
     fn was_refused(&self) -> bool {
-        lock(&self.state).was_refused()
+        self.state.lock().was_refused()
     }
 
     /// Has one opened, unless it is open, or was not to be had a moment ago.
     fn prepare(self: &Arc<Self>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let is_open = state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended());
         if !is_open && !state.was_refused() {
             self.open(&mut state);
@@ -246,7 +256,7 @@ impl RuntimeConnection {
         patience: Duration,
     ) -> Option<Arc<Connection>> {
         let mut opening = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             match &state.current {
                 Some((_, connection)) if !connection.is_ended() && !Arc::ptr_eq(connection, of) => {
                     return Some(Arc::clone(connection));
@@ -260,7 +270,7 @@ impl RuntimeConnection {
 
     async fn connection(self: &Arc<Self>, patience: Duration) -> Result<Arc<Connection>, Failure> {
         let mut opening = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             match &state.current {
                 Some((_, connection)) if !connection.is_ended() => return Ok(Arc::clone(connection)),
                 _ => self.open(&mut state),
@@ -290,7 +300,7 @@ impl RuntimeConnection {
         let this = Arc::clone(self);
         self.runtime.spawn(async move {
             let opened = guard_opening(this.target.open()).await.and_then(|opened| opened);
-            let (mut state, mut before) = (lock(&this.state), None);
+            let (mut state, mut before) = (this.state.lock(), None);
             state.opening = None;
             state.refused = opened.is_err().then(Instant::now);
             let result = opened.map_err(Arc::new).map(|(endpoint, connection)| {
@@ -313,7 +323,7 @@ impl RuntimeConnection {
         let (this, connection) = (Arc::clone(self), Arc::clone(connection));
         self.runtime.spawn(async move {
             if !connection.probe(this.target.probe_limit(patience)).await {
-                let mut state = lock(&this.state);
+                let mut state = this.state.lock();
                 let current =
                     state.current.as_ref().is_some_and(|(_, current)| Arc::ptr_eq(current, &connection));
                 if current {
@@ -327,11 +337,7 @@ impl RuntimeConnection {
 impl std::fmt::Debug for RuntimeConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RuntimeConnection")
-            .field("current", &lock(&self.state).current)
+            .field("current", &self.state.lock().current)
             .finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

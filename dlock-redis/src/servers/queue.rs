@@ -1,18 +1,26 @@
 //! Requests that wait to be sent together, and their makers, who wait for the replies.
 //!
-//! Requests that share a call share one place to wait at, so that a request costs no channel of its own. A request
-//! whose maker is cancelled before it is sent, is not sent.
+//! Requests that share a call share one list of makers to wait in, so that a request costs no channel of its own. A
+//! request whose maker is cancelled before it is sent, is not sent.
+//!
+//! | `Maker` | its `Pending` | becomes |
+//! |---|---|---|
+//! | `New` | was not polled yet | `Waits` when it is polled, `Answered` when the reply comes first |
+//! | `Waits` | waits for the reply | `Answered` with the reply, `Gone` when it is dropped |
+//! | `Answered` | has not read the reply yet | `Gone` when it has, or is dropped |
+//! | `Gone` | is gone | stays so: a reply is thrown away, and nothing is sent again for it |
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use dlock_core::backend::RequestClock;
+use dlock_core::backend::{Mutex, RequestClock};
+use smallvec::smallvec;
 use tokio::sync::Notify;
 
-use super::wire::Reply;
+use super::wire::{Replies, Reply};
 use crate::error::Fault;
 use crate::request::Request;
 
@@ -24,16 +32,16 @@ const MOST_IN_A_CALL: usize = 32;
 pub(super) struct Queue {
     waiting: Mutex<Waiting>,
     news: Notify,
-    /// Requests that wait or are under way, on the queue or beside it.
+    /// Requests that wait or are under way, queued or sent directly.
     open: AtomicUsize,
     /// Whether several shared the last call.
     crowded: AtomicBool,
 }
 
-/// A request that is under way beside the queue, which was empty when it began.
-pub(super) struct Alone<'a>(&'a Queue);
+/// A call that goes past the queue, and counts as open until this is dropped.
+pub(super) struct Direct<'a>(&'a Queue);
 
-impl Drop for Alone<'_> {
+impl Drop for Direct<'_> {
     fn drop(&mut self) {
         self.0.done(1);
     }
@@ -87,19 +95,19 @@ pub(super) struct Pending<'a> {
 }
 
 impl Queue {
-    /// Lets a request pass the queue if nothing waits or is under way. Where several shared the last call they are
+    /// Lets a request go directly if nothing waits or is under way. Where several shared the last call they are
     /// likely to share the next one too, which costs less than one for the first of them and one for the others.
-    pub(super) fn alone(&self) -> Option<Alone<'_>> {
+    pub(super) fn direct(&self) -> Option<Direct<'_>> {
         if self.crowded.load(Ordering::Relaxed) {
             return None;
         }
-        self.open.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok().then(|| Alone(self))
+        self.open.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok().then(|| Direct(self))
     }
 
-    /// Lets a request pass that may overtake others.
-    pub(super) fn beside(&self) -> Alone<'_> {
+    /// Lets a call go directly that shares none with others, and may overtake what is queued.
+    pub(super) fn unbatched(&self) -> Direct<'_> {
         self.open.fetch_add(1, Ordering::AcqRel);
-        Alone(self)
+        Direct(self)
     }
 
     fn done(&self, count: usize) {
@@ -108,7 +116,7 @@ impl Queue {
 
     /// Adds a request; `None` when the queue is closed, or is only for withdrawals.
     pub(super) fn push(&self, request: Request) -> Option<Pending<'_>> {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         if waiting.closed || waiting.retired && !request.step.withdraws() {
             return None;
         }
@@ -141,7 +149,7 @@ impl Queue {
 
     /// Takes the next call that somebody still wants.
     pub(super) fn pop(self: &Arc<Self>) -> Option<Call> {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         loop {
             let Building { makers, requests } = waiting.calls.pop_front()?;
             let wanted = requests.into_iter().enumerate();
@@ -166,16 +174,16 @@ impl Queue {
 
     /// How many requests wait to be sent next.
     pub(super) fn waiting(&self) -> usize {
-        lock(&self.waiting).calls.front().map_or(0, |call| call.requests.len())
+        self.waiting.lock().calls.front().map_or(0, |call| call.requests.len())
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        lock(&self.waiting).closed
+        self.waiting.lock().closed
     }
 
     /// Accepts nothing more; what waits is still sent.
     pub(super) fn close(&self) {
-        lock(&self.waiting).closed = true;
+        self.waiting.lock().closed = true;
         self.news.notify_one();
     }
 
@@ -183,7 +191,7 @@ impl Queue {
     /// nothing else from now on.
     pub(super) fn retire(&self, fault: &Fault) {
         let mut returned = Vec::new();
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         waiting.retired = true;
         for call in &mut waiting.calls {
             for (place, request) in call.requests.iter_mut().enumerate() {
@@ -195,7 +203,7 @@ impl Queue {
         drop(waiting);
         self.done(returned.len());
         for (makers, place) in returned {
-            let waker = answer(&mut lock(&makers.0), place, Err(fault.clone()));
+            let waker = answer(&mut makers.0.lock(), place, Err(fault.clone()));
             waker.into_iter().for_each(Waker::wake);
         }
     }
@@ -204,7 +212,7 @@ impl Queue {
     pub(super) fn fail(self: &Arc<Self>, fault: &Fault) {
         self.close();
         while let Some(call) = self.pop() {
-            let replies = vec![Err(fault.clone()); call.requests.len()];
+            let replies = smallvec![Err(fault.clone()); call.requests.len()];
             call.answer(replies);
         }
     }
@@ -215,11 +223,11 @@ impl Building {
     /// for a read of a script, servers up to Redis 7.0 remember all keys of the call, and would track what was
     /// not to be tracked.
     fn has_room_for(&self, request: &Request) -> bool {
-        let apart = |other: &Request| {
+        let conflicts = |other: &Request| {
             other.step.is_tracked() != request.step.is_tracked()
                 || other.names.hash == request.names.hash && other.names.lock == request.names.lock
         };
-        self.requests.len() < MOST_IN_A_CALL && !self.requests.iter().flatten().any(apart)
+        self.requests.len() < MOST_IN_A_CALL && !self.requests.iter().flatten().any(conflicts)
     }
 }
 
@@ -228,19 +236,19 @@ impl Call {
     pub(super) fn is_unwanted(&self, index: usize) -> bool {
         self.places
             .get(index)
-            .is_none_or(|place| matches!(lock(&self.makers.0).get(*place), Some(Maker::Gone)))
+            .is_none_or(|place| matches!(self.makers.0.lock().get(*place), Some(Maker::Gone)))
     }
 
     /// Answers all.
-    pub(super) fn answer(mut self, replies: Vec<Result<Reply, Fault>>) {
+    pub(super) fn answer(mut self, replies: Replies) {
         self.tell(replies);
     }
 
-    fn tell(&mut self, replies: Vec<Result<Reply, Fault>>) {
+    fn tell(&mut self, replies: Replies) {
         self.answered = true;
         self.queue.crowded.store(self.places.len() > 1, Ordering::Relaxed);
         self.queue.done(self.places.len());
-        let mut makers = lock(&self.makers.0);
+        let mut makers = self.makers.0.lock();
         let mut wakers = Vec::with_capacity(replies.len());
         for (place, reply) in self.places.iter().zip(replies) {
             wakers.extend(answer(&mut makers, *place, reply));
@@ -255,7 +263,7 @@ impl Drop for Call {
     fn drop(&mut self) {
         if !self.answered {
             let fault = Fault::Cut("its runtime is gone".into());
-            self.tell(vec![Err(fault); self.places.len()]);
+            self.tell(smallvec![Err(fault); self.places.len()]);
         }
     }
 }
@@ -266,7 +274,7 @@ impl Future for Pending<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let place = self.place;
         let reply = {
-            let mut makers = lock(&self.makers.0);
+            let mut makers = self.makers.0.lock();
             if makers.len() <= place {
                 makers.resize_with(place + 1, Maker::default);
             }
@@ -295,14 +303,14 @@ impl Drop for Pending<'_> {
         if self.answered {
             return;
         }
-        let mut waiting = lock(&self.queue.waiting);
+        let mut waiting = self.queue.waiting.lock();
         let unsent = waiting.calls.iter_mut().find(|call| Arc::ptr_eq(&call.makers, &self.makers));
         if let Some(request) = unsent.and_then(|call| call.requests.get_mut(self.place)) {
             *request = None;
             self.queue.done(1);
         }
         drop(waiting);
-        let mut makers = lock(&self.makers.0);
+        let mut makers = self.makers.0.lock();
         if makers.len() <= self.place {
             makers.resize_with(self.place + 1, Maker::default);
         }
@@ -325,27 +333,32 @@ fn answer(makers: &mut Vec<Maker>, place: usize, reply: Result<Reply, Fault>) ->
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
+    use dlock_core::backend::Mode;
     use dlock_core::{Key, Token};
 
     use super::*;
     use crate::keys::{Counters, Namer};
-    use crate::request::Step;
+    use crate::request::{ScriptKind, Step};
 
     #[test]
     fn tracked_renewals_share_a_call_with_each_other_only() {
         let namer = Namer::new("dlock:", Counters::Server, false, false).unwrap();
         let renewal = |tracked| Step::Renew { lease: 5_000, tracked };
-        let steps = [renewal(true), renewal(true), renewal(false), Step::Withdraw, renewal(true)];
+        let steps = [
+            renewal(true),
+            renewal(true),
+            renewal(false),
+            Step::Withdraw { passes_on: false },
+            renewal(true),
+        ];
         let queue = Arc::new(Queue::default());
         let requests = steps.into_iter().enumerate().map(|(number, step)| Request {
             names: namer.names(&Key::new(format!("room_{number}")).unwrap()),
             token: Token::random().unwrap(),
+            mode: Mode::Exclusive,
+            kind: ScriptKind::Exclusive,
             step,
             clock: None,
         });

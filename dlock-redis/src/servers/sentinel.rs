@@ -1,10 +1,9 @@
 //! Where the master is, by what the sentinels say.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::within;
+use dlock_core::backend::{Mutex, within};
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, RedisResult, Value};
 use tokio::sync::mpsc;
@@ -32,19 +31,19 @@ impl Sentinels {
 
     /// The address of the master by the last answer.
     pub(crate) fn named(&self) -> Option<Endpoint> {
-        self.named.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.named.lock().clone()
     }
 
     /// The address of the master, from the first sentinel that knows it.
     pub(crate) async fn master(&self) -> Result<Endpoint, Failure> {
-        let first = *self.preferred.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = *self.preferred.lock();
         let count = self.addresses.len();
         let mut last = None;
         for position in (0..count).map(|offset| (first + offset) % count) {
             match self.ask(&self.addresses[position]).await {
                 Ok(master) => {
-                    *self.preferred.lock().unwrap_or_else(PoisonError::into_inner) = position;
-                    *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Some(master.clone());
+                    *self.preferred.lock() = position;
+                    *self.named.lock() = Some(master.clone());
                     return Ok(master);
                 }
                 Err(failure) => last = Some(failure),
@@ -60,7 +59,7 @@ impl Sentinels {
     ) -> Result<MultiplexedConnection, Failure> {
         // Asking first finds one that is there.
         self.master().await?;
-        let position = *self.preferred.lock().unwrap_or_else(PoisonError::into_inner);
+        let position = *self.preferred.lock();
         let sentinel = &self.addresses[position];
         let mut connection = self.opener.open(sentinel, move |push| drop(said.send(push))).await?.connection;
         let subscribed = within(self.opener.timeout(), connection.subscribe("+switch-master")).await;

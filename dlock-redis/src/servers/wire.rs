@@ -7,7 +7,9 @@ use dlock_core::backend::Entropy;
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value};
+use smallvec::{SmallVec, smallvec};
 
+use crate::command::Command;
 use crate::config::Replicas;
 use crate::error::Fault;
 use crate::format::Format;
@@ -15,12 +17,15 @@ use crate::request::{Answer, By, CallNumber, Request};
 use crate::tracking::Tracking;
 
 /// What came back for one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reply<A = Answer> {
-    pub(crate) answer: A,
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Reply {
+    pub(crate) answer: Answer,
     /// How many replicas know what the request changed, where that was asked.
     pub(crate) acknowledged: u32,
 }
+
+/// What came back for each request of a call.
+pub(super) type Replies = SmallVec<[Result<Reply, Fault>; 1]>;
 
 /// How requests are put on the wire.
 #[derive(Clone, Debug)]
@@ -49,146 +54,118 @@ impl Wire {
         CallNumber(self.calls.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(super) async fn exchange(&self, request: &Request) -> Result<Reply, Fault> {
-        let mut by = By::Hash;
-        loop {
-            let fault = match self.send(std::slice::from_ref(request), by, false).await {
-                Ok(mut replies) => match replies.pop() {
-                    Some(Ok(reply)) => return Ok(reply),
-                    Some(Err(fault)) => fault,
-                    None => return Err(senseless()),
-                },
-                Err(fault) => fault,
-            };
-            if by == By::Text || fault.code() != Some("NOSCRIPT") {
-                return Err(fault);
-            }
-            by = By::Text;
-        }
-    }
-
-    pub(super) async fn asking(&self, request: &Request) -> Result<Reply, Fault> {
-        // By its text at once: the server has hardly seen it yet, and this is rare.
-        let mut replies = self.send(std::slice::from_ref(request), By::Text, true).await?;
-        replies.pop().unwrap_or_else(|| Err(senseless()))
-    }
-
-    /// Sends requests and waits for the replies to all of them.
-    pub(super) async fn send(
+    /// Carries out a command, and again what the server refused of it: with the text of a script that it does not know.
+    /// Not what `is_unwanted` by now.
+    pub(super) async fn carry_out(
         &self,
-        requests: &[Request],
-        by: By,
+        command: Command<'_>,
         asking: bool,
-    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-        let replicas = self.options.replicas.filter(|_| requests.iter().any(|request| request.step.grants()));
-        let together = self.options.together || requests.len() == 1;
+        is_unwanted: &(dyn Fn(usize) -> bool + Sync),
+    ) -> Replies {
+        // After a redirection by the text at once: the server has hardly seen it yet, and this is rare.
+        let by = if asking { By::Text } else { By::Hash };
+        let replies = self.send(command, by, asking).await;
+        if asking || matches!(command, Command::Ask(_)) || replies.iter().all(Result::is_ok) {
+            return replies;
+        }
+        Box::pin(self.repeat_refused(command, replies, is_unwanted)).await
+    }
+
+    async fn repeat_refused(
+        &self,
+        command: Command<'_>,
+        mut replies: Replies,
+        is_unwanted: &(dyn Fn(usize) -> bool + Sync),
+    ) -> Replies {
+        let mut unbatched = false;
+        // The server refuses a whole call where this user has no right to one of its keys.
+        for (code, by) in [("NOPERM", By::Hash), ("NOSCRIPT", By::Text)] {
+            let refused: Vec<usize> = (0..replies.len())
+                .filter(|index| matches!(&replies[*index], Err(fault) if fault.code() == Some(code)))
+                // A request that was cancelled meanwhile may be about to withdraw, which must not be overtaken.
+                .filter(|index| !is_unwanted(*index))
+                .collect();
+            match command {
+                _ if refused.is_empty() => {}
+                Command::Each(requests) if requests.len() > 1 => {
+                    unbatched |= by == By::Hash;
+                    let again: Vec<Request> = refused.iter().map(|index| requests[*index].clone()).collect();
+                    let calls = again.chunks(if unbatched { 1 } else { again.len() });
+                    let sent = join_all(calls.map(|calls| self.send(Command::Each(calls), by, false))).await;
+                    for (index, reply) in refused.into_iter().zip(sent.into_iter().flatten()) {
+                        replies[index] = reply;
+                    }
+                }
+                _ if by == By::Text => replies = self.send(command, by, false).await,
+                _ => {}
+            }
+        }
+        replies
+    }
+
+    /// Sends a command once, and waits for what comes of it.
+    async fn send(&self, command: Command<'_>, by: By, asking: bool) -> Replies {
+        let replicas = self.options.replicas.filter(|_| command.grants());
+        let together = self.options.together || command.answers() == 1;
         if !together || replicas.is_some() || asking {
-            return Box::pin(self.send_several(requests, by, (together, asking), replicas)).await;
+            return Box::pin(self.send_several(command, by, (together, asking), replicas)).await;
         }
         let number = self.number();
-        let call = self.options.format.call(requests, by, number);
-        let reply = self.connection.clone().send_packed_command(&call).await.map_err(Fault::of)?;
-        self.split(reply, number, requests, 0)
+        let call = command.call(&self.options.format, by, number);
+        let reply = self.connection.clone().send_packed_command(&call).await.map_err(Fault::of);
+        self.read(command, number, reply, 0)
     }
 
-    /// The same in several commands.
+    /// The same in several commands of the protocol.
     async fn send_several(
         &self,
-        requests: &[Request],
+        command: Command<'_>,
         by: By,
         (together, asking): (bool, bool),
         replicas: Option<Replicas>,
-    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-        let mut pipeline = redis::pipe();
-        if asking {
-            pipeline.cmd("ASKING");
+    ) -> Replies {
+        let parts = match command {
+            Command::Each(requests) if !together => requests.chunks(1).map(Command::Each).collect(),
+            command => vec![command],
+        };
+        let parts: Vec<_> = parts.into_iter().map(|part| (self.number(), part)).collect();
+        let calls = parts.iter().map(|(number, part)| part.call(&self.options.format, by, *number));
+        match self.exchange(calls, asking, replicas).await {
+            Ok((replies, acknowledged)) => {
+                let read = |((number, part), reply)| self.read(part, number, Ok(reply), acknowledged);
+                parts.into_iter().zip(replies).flat_map(read).collect()
+            }
+            Err(fault) => smallvec![Err(fault); command.answers()],
         }
-        let size = if together { requests.len() } else { 1 };
-        let calls: Vec<_> = requests.chunks(size).map(|requests| (self.number(), requests)).collect();
-        for (number, requests) in &calls {
-            pipeline.add_command(self.options.format.call(requests, by, *number));
-        }
-        if let Some(replicas) = replicas {
-            add_wait(&mut pipeline, replicas);
-        }
-        let count = pipeline.len();
-        let mut connection = self.connection.clone();
-        let mut replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
-        if replies.len() != count {
-            return Err(senseless());
-        }
-        let acknowledged = acknowledged(replicas.and_then(|_| replies.pop()));
-        let replies = replies.into_iter().skip(usize::from(asking));
-        let answers = replies.zip(calls).map(|(reply, (number, requests))| {
-            let failed = |fault| vec![Err(fault); requests.len()];
-            self.split(reply, number, requests, acknowledged).unwrap_or_else(failed)
-        });
-        Ok(answers.flatten().collect())
     }
 
-    /// Sends requests that were refused, together or each by itself, and waits for the replies to all of them.
-    pub(super) async fn send_again(
+    fn read(
         &self,
-        requests: &[Request],
-        by: By,
-        apart: bool,
-    ) -> Vec<Result<Reply, Fault>> {
-        let calls = requests.chunks(if apart { 1 } else { requests.len() });
-        let calls = calls.map(async |requests| {
-            let failed = |fault| vec![Err(fault); requests.len()];
-            self.send(requests, by, false).await.unwrap_or_else(failed)
-        });
-        join_all(calls).await.into_iter().flatten().collect()
-    }
-
-    fn split(
-        &self,
-        reply: Value,
+        command: Command<'_>,
         number: CallNumber,
-        requests: &[Request],
+        reply: Result<Value, Fault>,
         acknowledged: u32,
-    ) -> Result<Vec<Result<Reply, Fault>>, Fault> {
-        let result = result_of(number, reply)?;
-        let answers = self.options.format.read(result, requests).ok_or_else(senseless)?;
-        Ok(answers.into_iter().map(|answer| answered(answer, acknowledged)).collect())
+    ) -> Replies {
+        let result = reply.and_then(|reply| result_of(number, reply));
+        let answers =
+            result.and_then(|result| command.read(&self.options.format, result).ok_or_else(senseless));
+        match answers {
+            Ok(answers) => answers.into_iter().map(|answer| answered(answer, acknowledged)).collect(),
+            Err(fault) => smallvec![Err(fault); command.answers()],
+        }
     }
 
-    pub(super) async fn send_apart(
-        &self,
-        call: impl FnOnce(CallNumber) -> Cmd,
-        asking: bool,
-        replicas: Option<Replicas>,
-    ) -> Result<Reply<Value>, Fault> {
-        let number = self.number();
-        let mut pipeline = redis::pipe();
-        if asking {
-            pipeline.cmd("ASKING");
-        }
-        pipeline.add_command(call(number));
-        if let Some(replicas) = replicas {
-            add_wait(&mut pipeline, replicas);
-        }
-        let count = pipeline.len();
-        let mut connection = self.connection.clone();
-        let replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
-        let mut replies = replies.into_iter().skip(usize::from(asking));
-        let answer = result_of(number, replies.next().ok_or_else(senseless)?)?;
-        Ok(Reply { answer, acknowledged: acknowledged(replies.next()) })
-    }
-
+    /// Sends calls that take no lock, all at once.
     pub(super) async fn send_all(
         &self,
         calls: impl IntoIterator<Item = impl FnOnce(CallNumber) -> Cmd>,
     ) -> Result<Vec<Result<Value, Fault>>, Fault> {
-        let (mut pipeline, mut numbers) = (redis::pipe(), Vec::new());
-        for call in calls {
+        let numbered = calls.into_iter().map(|call| {
             let number = self.number();
-            pipeline.add_command(call(number));
-            numbers.push(number);
-        }
-        let mut connection = self.connection.clone();
-        let replies =
-            connection.send_packed_commands(&pipeline, 0, numbers.len()).await.map_err(Fault::of)?;
+            (number, call(number))
+        });
+        let (numbers, calls): (Vec<_>, Vec<_>) = numbered.unzip();
+        let (replies, _) = self.exchange(calls, false, None).await?;
         let replies =
             numbers.into_iter().zip(replies).map(|(number, reply)| match result_of(number, reply) {
                 Err(cut @ Fault::Cut(_)) => Err(cut),
@@ -196,12 +173,37 @@ impl Wire {
             });
         replies.collect()
     }
-}
 
-impl Reply<Value> {
-    pub(super) fn read<A>(self, read: impl FnOnce(Value) -> Option<A>) -> Result<Reply<A>, Fault> {
-        let answer = read(self.answer).ok_or_else(senseless)?;
-        Ok(Reply { answer, acknowledged: self.acknowledged })
+    /// Puts calls on the wire, all at once. Returns the replies, and how many replicas know of the changes.
+    async fn exchange(
+        &self,
+        calls: impl IntoIterator<Item = Cmd>,
+        asking: bool,
+        replicas: Option<Replicas>,
+    ) -> Result<(Vec<Value>, u32), Fault> {
+        let mut pipeline = redis::pipe();
+        if asking {
+            pipeline.cmd("ASKING");
+        }
+        for call in calls {
+            pipeline.add_command(call);
+        }
+        if let Some(replicas) = replicas {
+            // Behind the script and on the same connection: it tells of what was written on this connection only.
+            let limit = u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX);
+            pipeline.cmd("WAIT").arg(replicas.count).arg(limit);
+        }
+        let count = pipeline.len();
+        let mut connection = self.connection.clone();
+        let mut replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
+        if replies.len() != count {
+            return Err(senseless());
+        }
+        let acknowledged = match replicas.and_then(|_| replies.pop()) {
+            Some(Value::Int(count)) => count.try_into().unwrap_or(0),
+            _ => 0,
+        };
+        Ok((replies.split_off(usize::from(asking)), acknowledged))
     }
 }
 
@@ -210,20 +212,7 @@ fn first_number() -> u32 {
     u32::try_from(Entropy::new().below(1 << 31)).unwrap_or(0)
 }
 
-/// Behind the script and on the same connection: it tells of what was written on this connection only.
-fn add_wait(pipeline: &mut redis::Pipeline, replicas: Replicas) {
-    let limit = u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX);
-    pipeline.cmd("WAIT").arg(replicas.count).arg(limit);
-}
-
-fn acknowledged(reply: Option<Value>) -> u32 {
-    match reply {
-        Some(Value::Int(count)) => count.try_into().unwrap_or(0),
-        _ => 0,
-    }
-}
-
-pub(super) fn answered(answer: Answer, acknowledged: u32) -> Result<Reply, Fault> {
+fn answered(answer: Answer, acknowledged: u32) -> Result<Reply, Fault> {
     match answer {
         Answer::Refused(text) => Err(Fault::Refused(text)),
         answer => Ok(Reply { answer, acknowledged }),
@@ -238,6 +227,6 @@ fn result_of(number: CallNumber, reply: Value) -> Result<Value, Fault> {
     }
 }
 
-fn senseless() -> Fault {
+pub(super) fn senseless() -> Fault {
     Fault::Cut("malformed reply".into())
 }

@@ -63,7 +63,7 @@ impl Claim for SourceClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        self.1.lock().unwrap().push(signal);
+        self.1.lock().push(signal);
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
@@ -84,7 +84,7 @@ fn what_others_change_is_looked_at_where_it_is_renewed_whoever_hears_of_the_chan
     let signals = Arc::clone(&source.signals);
     let locks = Locks::new(source);
     let _guard = renewing.block_on(locks.lock("k").acquire()).unwrap();
-    let signal = signals.lock().unwrap().pop().unwrap();
+    let signal = signals.lock().pop().unwrap();
     let (looked, looks) = mpsc::channel();
     let name: Arc<str> = "k".into();
     let ask = move |_, _| {

@@ -28,6 +28,8 @@ mod refusals;
 mod renewing;
 mod repetitions;
 mod restarts;
+mod rights;
+mod rules;
 mod secrets;
 mod sentinel;
 mod sharding;

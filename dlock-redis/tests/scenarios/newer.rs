@@ -314,17 +314,7 @@ async fn a_write_whose_reply_was_lost_is_there_when_it_is_repeated() {
 #[tokio::test]
 async fn the_right_to_the_key_that_remembers_is_needed_before_anything_is_written() {
     let server = RedisServer::start().unwrap();
-    server.command::<()>(&[
-        "ACL",
-        "SETUSER",
-        "shop",
-        "on",
-        ">secret",
-        "resetchannels",
-        "~*",
-        "+@all",
-        "-hset",
-    ]);
+    server.command::<()>(&["ACL", "SETUSER", "shop", "on", ">secret", "&*", "~*", "+@all", "-hset"]);
     let redis = Redis::connect(&server.url_as("shop", "secret")).await.unwrap();
     error_of(redis.write_if_newer("k", "x", v(1), None).await, ErrorKind::Denied);
     assert_eq!(server.command::<u64>(&["EXISTS", "k", "{k}:fence"]), 0);

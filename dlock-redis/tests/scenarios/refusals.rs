@@ -247,8 +247,19 @@ async fn a_cluster_behind_a_plain_url_is_a_wrong_setting() {
     assert!(refused > 0, "no key lay on another server");
     let single = RedisServer::start().unwrap();
     let url = single.url().replace("redis://", "redis+cluster://");
-    let error = Redis::connect(&url).await.expect_err("no cluster");
-    assert!(!error.is_retryable() || error.kind() == ErrorKind::Unavailable, "{error}");
+    let error = error_of(Redis::connect(&url).await, ErrorKind::InvalidConfig);
+    assert!(error.to_string().contains("use redis://"), "{error}");
+    let of_a_node = format!("{}/1", cluster.nodes()[0].url());
+    let error = error_of(Redis::connect(&of_a_node).await, ErrorKind::InvalidConfig);
+    assert!(error.to_string().contains("no numbered databases"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_in_the_place_of_its_sentinels_is_a_wrong_setting() {
+    let server = RedisServer::start().unwrap();
+    let url = format!("{}/room", server.url().replace("redis://", "redis+sentinel://"));
+    let error = error_of(Redis::connect(&url).await, ErrorKind::InvalidConfig);
+    assert!(error.to_string().contains("no sentinel"), "{error}");
 }
 
 #[tokio::test]

@@ -73,6 +73,21 @@ fn documented_rights() -> Vec<String> {
     words.filter(is_right).map(str::to_owned).collect()
 }
 
+/// A server without the command that logs in repeats what was sent with it.
+#[tokio::test]
+async fn a_password_that_looks_like_an_error_of_a_server_is_neither_shown_nor_taken_for_one() {
+    for password in ["ASK", "BUSY-hunter2", "hunter2.NOAUTH"] {
+        let options = RedisServer::options().argument("rename-command", "hello no-hello");
+        let server = options.password(password).start().unwrap();
+        let ours = locks(&server.url(), LONG).await;
+        ours.lock("room").acquire().await.unwrap().release().await.unwrap();
+        let sentinel = format!("redis+sentinel://{}/room?sentinel_pass={password}", server.address());
+        let error = error_of(Redis::connect(&sentinel).await, ErrorKind::InvalidConfig);
+        let said = format!("{error} {error:?} {error:#?}");
+        assert!(!said.contains(password), "{said}");
+    }
+}
+
 #[tokio::test]
 async fn the_documented_rights_are_enough_for_everything() {
     let rights = documented_rights();

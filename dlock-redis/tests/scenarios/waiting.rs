@@ -204,7 +204,10 @@ async fn nobody_is_notified_where_nobody_waits_and_the_last_reader_leaves_nothin
         clients.push(locks(&server.url(), LONG).await);
     }
     let published = || server.command_calls().get("publish").copied();
-    // Whether it may publish is asked when it connects.
+    // Whether a client may publish is asked when it connects, and for readers before its first share.
+    for client in &clients {
+        client.lock("other").read().acquire().await.unwrap().release().await.unwrap();
+    }
     let before = published();
     for _ in 0..3 {
         let one = clients[0].lock("page").read().acquire().await.unwrap();

@@ -250,7 +250,7 @@ impl PostgresServer {
     ///
     /// When the server does not answer.
     pub fn disconnect_all(&self) -> usize {
-        let ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+        let ended = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity \
                      WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
         self.query(ended).parse().expect("a number")
     }
