@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use dlock_core::{Key, Token};
 
+use crate::driver::Conn;
 use crate::options::ServerOptions;
-use crate::server::{Ask, Conn, Server, SqlResult, Taken};
+use crate::protocol::{Ask, SqlResult, Taken};
+use crate::rows::LeaseTable;
 
 /// Takes and releases lease rows by the statements of the backend.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct BareRows<S: Server>(S);
+pub struct BareRows<S: LeaseTable>(S);
 
-impl<S: Server> BareRows<S> {
+impl<S: LeaseTable> BareRows<S> {
     /// Creates it for the table of `options`, which is there.
     #[must_use]
     pub fn new(options: &ServerOptions<S>) -> Self {

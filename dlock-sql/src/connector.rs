@@ -2,16 +2,16 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::within;
+use dlock_core::backend::{Mutex, MutexGuard, within};
 use dlock_core::{ErrorKind, Failure, keeper};
 use sqlx::pool::PoolOptions;
 use sqlx::{ConnectOptions, Connection, Pool};
 
-use crate::failure::{copy, unchanged};
-use crate::server::{Conn, DriverOptions, Server};
+use crate::driver::{Conn, Driver, DriverOptions};
+use crate::failure::{BROKEN, copy, unchanged};
 use crate::table::TableName;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
@@ -21,7 +21,7 @@ type Asking = Pin<Box<dyn Future<Output = Result<String, Cause>> + Send>>;
 pub(crate) type Password = Arc<dyn Fn() -> Asking + Send + Sync>;
 
 /// Where connections come from.
-pub struct Connector<S: Server> {
+pub struct Connector<S: Driver> {
     pub(crate) driver: DriverOptions<S>,
     /// Of the user: its options of the moment count, and what it does to new connections.
     pub(crate) pool: Option<Pool<S::Database>>,
@@ -43,7 +43,7 @@ pub(crate) struct Refused(Mutex<Option<(Instant, Duration, Failure)>>);
 
 impl Refused {
     fn last(&self) -> MutexGuard<'_, Option<(Instant, Duration, Failure)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The answer, while it counts.
@@ -77,7 +77,7 @@ struct Lack {
 
 impl Room {
     fn last(&self) -> MutexGuard<'_, Lack> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn note_lack(&self) {
@@ -96,7 +96,7 @@ impl Room {
     }
 }
 
-impl<S: Server> Connector<S> {
+impl<S: Driver> Connector<S> {
     /// Opens a connection of our own within `limit`, on which a statement is a transaction by itself, and which can
     /// write. The calling runtime drives it, or dlock's own thread where that cannot.
     pub(crate) async fn open(self: &Arc<Self>) -> Result<Conn<S>, Failure> {
@@ -150,9 +150,6 @@ impl<S: Server> Connector<S> {
             Some(pool) => S::own(&pool.connect_options()),
             None => S::own(&self.driver),
         };
-        // The driver does not take the brackets off an address of IPv6.
-        let host = S::host(&options).map(str::to_owned);
-        let options = host.iter().fold(options, |options, host| S::with_host(options, host));
         let options = options.disable_statement_logging();
         let Some(password) = &self.password else { return Ok(options) };
         let password = password().await.map_err(|cause| {
@@ -167,7 +164,15 @@ impl<S: Server> Connector<S> {
         }
         match error {
             sqlx::Error::PoolTimedOut => self.late(),
-            error => unchanged(S::classify(error, &self.table).failure),
+            // Such as a path that is too long for a socket.
+            sqlx::Error::Io(ref cause) if cause.kind() == std::io::ErrorKind::InvalidInput => {
+                Failure::invalid_config("no server can have the address or the socket of the URL")
+                    .with_source(error)
+            }
+            error => match S::classify(error, &self.table).failure {
+                failure if failure.message() == BROKEN => unopened(&failure),
+                failure => unchanged(failure),
+            },
         }
     }
 
@@ -181,12 +186,18 @@ impl<S: Server> Connector<S> {
     }
 }
 
+/// The failure of a connection that did not come about, of which [`BROKEN`] was said.
+fn unopened(failure: &Failure) -> Failure {
+    let what = "no connection came about; check the host, the port and what stands between";
+    Failure::unavailable(copy(failure).message().replacen(BROKEN, what, 1))
+}
+
 /// Ends a connection in an orderly way, if the server goes along.
 pub(crate) async fn end<C: Connection>(connection: C) {
     let _ = within(Duration::from_secs(1), connection.close()).await;
 }
 
-impl<S: Server> fmt::Debug for Connector<S> {
+impl<S: Driver> fmt::Debug for Connector<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The driver's options contain a password.
         f.debug_struct("Connector")

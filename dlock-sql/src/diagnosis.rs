@@ -1,6 +1,5 @@
 //! Settings of a server that endanger locks, and what is between here and the server.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use dlock_core::backend::{Finding, by_then};
@@ -9,15 +8,11 @@ use dlock_core::{ErrorKind, Failure};
 use tokio::time::Instant;
 
 use crate::failure::unchanged;
-use crate::options::on_the_keeper;
-use crate::rows::{Connections, QUESTION};
+use crate::findings::Facts;
+use crate::gateway::Connections;
+use crate::keeper_task::on_the_keeper;
+use crate::limits::QUESTION;
 use crate::server::Server;
-
-/// What the server says of itself, by name.
-pub(crate) type Facts = HashMap<String, String>;
-
-/// What becomes of one of them, with all others at hand.
-pub(crate) type Judge = fn(&str, &Facts) -> Finding;
 
 /// Looks at the rights, the settings, and whether sessions are shared.
 pub(crate) async fn diagnose<S: Server>(connections: &Arc<Connections<S>>) -> Result<Vec<Finding>, Failure> {
@@ -78,22 +73,6 @@ fn room(facts: &Facts, most: usize) -> Option<Finding> {
     })
 }
 
-/// A setting that is to be on.
-pub(crate) fn is_on(value: &str) -> bool {
-    matches!(value.to_ascii_lowercase().as_str(), "on" | "1" | "yes" | "true")
-}
-
-/// A finding of what would not be as it should be, unless it is.
-pub(crate) fn unless(fine: bool, otherwise: Finding) -> Finding {
-    if fine { Finding::fine(otherwise.subject, otherwise.found) } else { otherwise }
-}
-
-/// The number that a text begins with: of a version, the first part.
-pub(crate) fn leading(text: &str) -> u64 {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    text[..digits].parse().unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,10 +88,5 @@ mod tests {
         assert_eq!(room(&facts("20", "10"), 20).unwrap().severity, Severity::Warning);
         assert_eq!(room(&facts("5", "10"), 1).unwrap().severity, Severity::Warning);
         assert_eq!(room(&facts("many", "10"), 1), None);
-    }
-
-    #[test]
-    fn a_version_begins_with_its_number() {
-        assert_eq!([leading("15.18 (Debian)"), leading("10.11.6-MariaDB"), leading("x")], [15, 10, 0]);
     }
 }

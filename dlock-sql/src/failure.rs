@@ -14,16 +14,31 @@ pub(crate) fn copy(failure: &Failure) -> Failure {
     )
 }
 
+/// What an error of a statement means.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[derive(Debug)]
+pub struct Fault {
+    pub(crate) failure: Failure,
+    /// Nothing was changed, and the same statement may succeed at once.
+    pub(crate) again: bool,
+    /// The connection is of no use any more.
+    pub(crate) broken: bool,
+}
+
 /// What is said of a connection that can only be read.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const READ_ONLY: &str =
     "the server can only be read (a standby or replica, or a setting?); connect to the primary";
 
+/// What is said of a connection that ended, or did not come about.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) const BROKEN: &str = "the connection broke before the answer came";
+
 /// The fault of a table, or of a setting, with which no lock can be kept. `why` has a place for the table's name.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub(crate) fn unfit(why: &str, table: &crate::table::TableName) -> crate::server::Fault {
+pub(crate) fn unfit(why: &str, table: &crate::table::TableName) -> Fault {
     let failure = Failure::invalid_config(why.replace("{table}", &table.to_string()));
-    crate::server::Fault { failure, again: false, broken: false }
+    Fault { failure, again: false, broken: false }
 }
 
 /// The failure of a step that changes nothing, however it fails.
@@ -68,9 +83,8 @@ pub(crate) fn closed() -> Failure {
 pub(crate) fn fault(
     error: sqlx::Error,
     tls: &str,
-    of_server: impl FnOnce(&dyn sqlx::error::DatabaseError) -> crate::server::Fault,
-) -> crate::server::Fault {
-    use crate::server::Fault;
+    of_server: impl FnOnce(&dyn sqlx::error::DatabaseError) -> Fault,
+) -> Fault {
     let fault = match &error {
         sqlx::Error::Database(error) => of_server(&**error),
         sqlx::Error::Configuration(why) if why.to_string() == READ_ONLY => {
@@ -105,7 +119,7 @@ fn of_driver(error: &sqlx::Error, tls: &str) -> (Failure, bool) {
         }
         // The request was not sent: a value could not be encoded.
         Error::Encode(_) => kept(Failure::invalid_config("a value cannot be sent")),
-        _ => (Failure::unknown("the connection broke before the answer came"), true),
+        _ => (Failure::unknown(BROKEN), true),
     }
 }
 

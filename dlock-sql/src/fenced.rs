@@ -21,10 +21,9 @@ const REMEDY: &str = "run FencedCell::migrate, which makes the table and its col
 
 /// A table that remembers the highest fence that wrote to each resource, and refuses lower ones.
 ///
-/// Ask it first in the transaction that writes: it lets the transaction go on, or says that somebody with a newer lock
-/// has been here. From then until the commit or the rollback no other fence is admitted to the resource. That holds
-/// whatever pauses, delays or clocks do, as long as everybody who writes the resource asks, with fences of the same
-/// lock.
+/// Ask it first in the transaction that writes: it lets the transaction go on, or reports that a holder with a higher
+/// fence has written. From then until the commit or the rollback no other fence is admitted to the resource. That holds
+/// whatever pauses, delays or clocks do, as long as all writers of the resource ask, with fences of one lock.
 ///
 /// ```no_run
 /// # async fn example(locks: dlock_core::Locks, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -45,7 +44,7 @@ const REMEDY: &str = "run FencedCell::migrate, which makes the table and its col
 /// column for its fence, [`FenceColumn`] costs nothing extra.
 ///
 /// A fence orders writers by their grants. Where the data itself has a time or a number, and older data must not follow
-/// newer whoever has the lock, see [`admit_newer`](Self::admit_newer).
+/// newer whichever process has the lock, see [`admit_newer`](Self::admit_newer).
 pub struct FencedCell<D> {
     table: String,
     database: PhantomData<fn() -> D>,
@@ -116,7 +115,7 @@ impl<D: Dialect> FencedCell<D> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] when the fence is stale: the lock went to somebody else. Roll back. So do after
+    /// [`ErrorKind::Lost`] when the fence is stale: the lock went to another holder. Roll back. So do after
     /// [`ErrorKind::Unavailable`] (a deadlock, a serialization failure, SQLite busy), and run the whole transaction
     /// again. [`ErrorKind::Busy`] when the server's limit for waiting ended it. [`ErrorKind::Conflict`] when the
     /// resource is written with versions.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{ClaimRequest, Finding, Forced, LockId, Occupancy, ServerAddress};
-use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
+use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 use sqlx::Pool;
 
 use crate::diagnosis;
+use crate::limits::QUESTION;
 use crate::options::ServerOptions;
 use crate::question::asked;
-use crate::rows::{RowClaim, Rows};
-use crate::server::Server;
+use crate::rows::{LeaseTable, RowClaim, Rows};
 
 /// Waiters who are notified of releases ask this often in case that does not get through.
 const SAFETY_NET: Duration = Duration::from_secs(1);
@@ -20,9 +20,9 @@ const SAFETY_NET: Duration = Duration::from_secs(1);
 /// Locks in a table of a database server: see [`Postgres`](crate::Postgres) and [`Mysql`](crate::Mysql).
 ///
 /// Clones share everything, so that a clone can be kept for [`prune`](Self::prune).
-pub struct LeaseRows<S: Server>(pub(crate) Arc<Rows<S>>);
+pub struct LeaseRows<S: LeaseTable>(pub(crate) Arc<Rows<S>>);
 
-impl<S: Server> LeaseRows<S> {
+impl<S: LeaseTable> LeaseRows<S> {
     /// Connects to the server that `url` names, where the table was [made](ServerOptions::migrate). The URL is
     /// `postgres://user:password@host:port/database` or `mysql://user:password@host:port/database`, with the parameters
     /// of [`ServerOptions::from_url`].
@@ -74,7 +74,57 @@ impl<S: Server> LeaseRows<S> {
     }
 }
 
-impl<S: Server> Backend for LeaseRows<S> {
+impl<S: LeaseTable> ServerOptions<S> {
+    /// Connects, and checks the table and the rights. Makes nothing, unless the URL has `migrate=true`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting is out of its bounds, the
+    /// database or the table is missing, the table is no lock table of this version, or TLS is not possible as wanted;
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) for a wrong password or missing rights;
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers, or it can only be read.
+    /// No error contains a password.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn connect(self) -> Result<LeaseRows<S>> {
+        let connecting = async move {
+            self.check_for_rows()?;
+            let rows = Rows::start(self.open(true).await?)?;
+            rows.ready(QUESTION).await?;
+            Ok(LeaseRows(rows))
+        };
+        keeper::anywhere(connecting).await.and_then(|connected| connected).map_err(Self::refused)
+    }
+
+    /// Creates the backend without a connection: it connects, and checks the table and the rights, when it is first
+    /// used, so that a program can start while the server is away. The table has to be named with its schema, on
+    /// MariaDB and MySQL with its database: [`with_table`](Self::with_table).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting is out of its bounds, or the
+    /// table has no schema. What [`connect`](Self::connect) would have found is the error of what is done first.
+    pub fn build(self) -> Result<LeaseRows<S>> {
+        let building = || {
+            self.check_for_rows()?;
+            Rows::start(self.open_later(true)?).map(LeaseRows)
+        };
+        building().map_err(Self::refused)
+    }
+
+    fn check_for_rows(&self) -> Result<(), Failure> {
+        match self.settings.fences {
+            true => Ok(()),
+            false => Err(Failure::invalid_config(
+                "lease rows have fences; fences=false is for locks by sessions and locked rows",
+            )),
+        }
+    }
+}
+
+impl<S: LeaseTable> Backend for LeaseRows<S> {
     type Claim = RowClaim<S>;
 
     fn name(&self) -> &'static str {
@@ -94,7 +144,8 @@ impl<S: Server> Backend for LeaseRows<S> {
             .with_downgrading()
             .with_permits()
             .with_polling(shortest, longest);
-        if self.0.connections.server().tells() { basic.with_notifications(SAFETY_NET) } else { basic }
+        let is_told = self.0.connections.server().releases().is_some();
+        if is_told { basic.with_notifications(SAFETY_NET) } else { basic }
     }
 
     fn server_address(&self) -> Option<ServerAddress> {
@@ -106,7 +157,7 @@ impl<S: Server> Backend for LeaseRows<S> {
     }
 
     fn claim(&self, request: ClaimRequest) -> RowClaim<S> {
-        self.0.claim(request)
+        RowClaim::new(Arc::clone(&self.0), request)
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
@@ -149,14 +200,14 @@ impl<S: Server> Backend for LeaseRows<S> {
     }
 }
 
-impl<S: Server> Clone for LeaseRows<S> {
+impl<S: LeaseTable> Clone for LeaseRows<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<S: Server> fmt::Debug for LeaseRows<S> {
+impl<S: LeaseTable> fmt::Debug for LeaseRows<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LeaseRows").field(&self.0).finish()
+        f.debug_struct("LeaseRows").field("connections", &self.0.connections).finish()
     }
 }

@@ -29,24 +29,42 @@ mod diagnosis;
 mod dialect;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod digest;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod driver;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod failure;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod fenced;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
+mod findings;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod gateway;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod keeper_task;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod lease_rows;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod limits;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod migrate;
 #[cfg(feature = "mysql")]
 mod mysql;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod opening;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod optimistic;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod options;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod protocol;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod question;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod questions;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod releases;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod renewals;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
@@ -86,7 +104,7 @@ pub use postgres::{
     Postgres, PostgresClaim, PostgresOptions, PostgresRowLocks, PostgresServer, PostgresSessions,
 };
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub use rows::RowClaim;
+pub use rows::{LeaseTable, RowClaim};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use server::Server;
 #[cfg(any(feature = "mysql", feature = "postgres"))]

@@ -4,6 +4,7 @@ mod answers;
 mod carry;
 mod diagnosis;
 mod failure;
+mod lease;
 mod line;
 mod server;
 mod session;
@@ -22,7 +23,7 @@ use crate::rows::RowClaim;
 
 const PROCEDURES: &str = include_str!("mysql/procedures.sql");
 
-/// Where the locks are: a MariaDB or MySQL server, and a table there.
+/// The place of the locks: a MariaDB or MySQL server, and a table there.
 pub type MysqlOptions = ServerOptions<MysqlServer>;
 
 /// A claim on a lock of [`Mysql`].
@@ -30,8 +31,8 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 
 /// Locks in a table of a MariaDB or MySQL database.
 ///
-/// A lock is a row with a lease by the server's clock: whoever holds it renews it, and when its holder dies it is free
-/// once the lease has run out. A lock is taken by one statement (more when it is busy, or was never held before) and
+/// A lock is a row with a lease by the server's clock: its holder renews it, and when the holder dies it is free once
+/// the lease has run out. A lock is taken by one statement (more when it is busy, or was never held before) and
 /// released by one, each a transaction by itself: no connection is kept while a lock is held. Every grant has a
 /// [fence](dlock_core::Fence).
 ///
@@ -53,14 +54,15 @@ pub type MysqlClaim = RowClaim<MysqlServer>;
 ///
 /// # What it relies on, and what it does not guarantee
 ///
-/// * **The server's clock.** When it is set forward, leases end early: somebody else may be given a lock that its
-///   holder counts as his until the next renewal, a third of the lease later at the most. The fences stay in order.
+/// * **The server's clock.** When it is set forward, leases end early: another process may be granted a lock that its
+///   holder still counts as its own until the next renewal, a third of the lease later at the most. The fences stay in
+///   order.
 /// * **One primary.** After a failover to a replica that had not received the last transactions, a lock may be granted
 ///   twice. Semi-synchronous replication that waits for the replica prevents it; so does a Galera cluster that is
 ///   written to through one node only.
 /// * **Power loss.** With `innodb_flush_log_at_trx_commit` other than 1 the last grants may be missing after a crash.
-/// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
-///   after the release; they ask every 5 to 200 ms, less often the longer one holder keeps it.
+/// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to the first that
+///   asks after the release; they ask every 5 to 200 ms, less often the longer one holder keeps it.
 pub type Mysql = LeaseRows<MysqlServer>;
 
 impl MysqlOptions {
@@ -81,8 +83,8 @@ impl MysqlOptions {
 
     /// Returns the statements that make `dlock_take`, `dlock_renew`, `dlock_release`, `dlock_hand_over` and
     /// `dlock_take_over`, version 1, and the `dlock_check` that each of them calls: procedures by which programs that
-    /// do not use dlock take the lock rows of this table, give and take batons, and are respected. To be run once, one
-    /// after the other, by whoever owns the table; making them again does no harm. Each is one statement for a driver;
+    /// do not use dlock take the lock rows of this table, give and take batons, and are respected. The owner of the
+    /// table runs them once, one after the other; to run them again does no harm. Each is one statement for a driver;
     /// the command line clients take the file `procedures.sql`, which says `DELIMITER`.
     #[must_use]
     pub fn procedures(&self) -> Vec<String> {

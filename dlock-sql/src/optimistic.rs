@@ -18,7 +18,7 @@ const SEEN: &str = "dlock_seen";
 const TIME: &str = "dlock_time";
 const FITS: &str = "dlock_fits";
 
-/// Read a row, think, and write it only if nobody else has written it since: no lock is held in between.
+/// Reads a row, and writes it only if no other client has written it since: no lock is held in between.
 ///
 /// The table has a number or a time that changes with every write. [`on_version`](Self::on_version) takes a column for
 /// that alone and counts it up; [`on_timestamp`](Self::on_timestamp) takes the time of the last change, as many tables
@@ -41,7 +41,7 @@ const FITS: &str = "dlock_fits";
 /// # Ok(()) }
 /// ```
 ///
-/// Who meets many others does better with a lock: of n writers at the same time one wins and the others try again.
+/// Where many writers meet, a lock is better: of n writers at one time one wins and the others try again.
 pub struct Optimistic<D> {
     table: String,
     key: String,
@@ -174,7 +174,7 @@ impl<D: Dialect> Optimistic<D> {
     }
 
     /// Reads the row, has `change` push assignments for it (`column = value`, divided by commas), and writes them if
-    /// nobody has written since; else all of that again.
+    /// the row has not been written since; otherwise it does all of that again.
     ///
     /// `change` sees all columns of the row. If it pushes no assignment, nothing is written. It may be called several
     /// times, and returns an error to leave the row alone. Each try takes a connection of the pool for two statements,
@@ -210,8 +210,8 @@ impl<D: Dialect> Optimistic<D> {
         Err(OptimisticError::Conflict { table: self.table.clone(), tries: self.tries })
     }
 
-    /// Tries once, also within a transaction of the caller: `None` when somebody else has written in between. It is not
-    /// repeated here since a transaction may go on seeing the old row.
+    /// Tries once, also within a transaction of the caller: `None` when another client has written in between. It is
+    /// not repeated here since a transaction may go on seeing the old row.
     ///
     /// # Errors
     ///

@@ -4,20 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::within;
-use dlock_core::{Error, Failure, Operation, Result, keeper};
+use dlock_core::{Error, Failure, Operation, Result};
 use sqlx::Pool;
 
 use crate::address;
-use crate::connector::{Connector, Password, Refused, Room, end};
-use crate::failure::unchanged;
-use crate::lease_rows::LeaseRows;
-use crate::rows::{Connections, MARK, QUESTION, Rows, gone};
-use crate::server::{Conn, DriverOptions, Server};
+use crate::connector::{Connector, Password, Refused, Room};
+use crate::driver::{Driver, DriverOptions};
 use crate::settings::{Settings, split};
 use crate::table::TableName;
 
-/// Where the locks are: a server, and a table there. See [`PostgresOptions`](crate::PostgresOptions) and
+/// The place of the locks: a server, and a table there. See [`PostgresOptions`](crate::PostgresOptions) and
 /// [`MysqlOptions`](crate::MysqlOptions).
 ///
 /// | setting | default | meaning |
@@ -29,20 +25,20 @@ use crate::table::TableName;
 /// | password | the driver's | a function that is asked for it at each connect |
 /// | notifications (PostgreSQL) | yes | whether waiters are notified of releases (`LISTEN`); else they ask every 10 to 250 ms |
 #[must_use = "connect() uses the options"]
-pub struct ServerOptions<S: Server> {
+pub struct ServerOptions<S: Driver> {
     driver: DriverOptions<S>,
-    pool: Option<Pool<S::Database>>,
+    pub(crate) pool: Option<Pool<S::Database>>,
     password: Option<Password>,
     pub(crate) settings: Settings,
 }
 
-impl<S: Server> ServerOptions<S> {
+impl<S: Driver> ServerOptions<S> {
     /// Creates options from the driver's, which can do more than a URL.
     pub fn new(driver: DriverOptions<S>) -> Self {
         Self { driver, pool: None, password: None, settings: Settings::default() }
     }
 
-    /// Creates options with a pool, see [`LeaseRows::from_pool`].
+    /// Creates options with a pool, see [`LeaseRows::from_pool`](crate::LeaseRows::from_pool).
     pub fn from_pool(pool: &Pool<S::Database>) -> Self {
         Self { pool: Some(pool.clone()), ..Self::new(DriverOptions::<S>::clone(&pool.connect_options())) }
     }
@@ -59,7 +55,7 @@ impl<S: Server> ServerOptions<S> {
     ///
     /// | of PostgreSQL | |
     /// |---|---|
-    /// | `sslmode` | `disable`, `allow`, `prefer` (default), `require`, `verify-ca`, `verify-full`. **Only the last two prove who the server is**: with the default whoever can answer in its place is given the password in clear |
+    /// | `sslmode` | `disable`, `allow`, `prefer` (default), `require`, `verify-ca`, `verify-full`. **Only the last two prove who the server is**: with the default, a program that answers in the server's place gets the password in clear |
     /// | `sslrootcert`, `sslcert`, `sslkey` | paths of files in PEM form |
     /// | `host` | the directory of a unix socket, for example |
     /// | `hostaddr`, `port`, `dbname`, `user`, `password`, `application_name`, `options` | as in libpq |
@@ -102,10 +98,10 @@ impl<S: Server> ServerOptions<S> {
 
     /// Sets another table. Default `dlock`; `schema.table` is possible. Without a schema it is the only table of that
     /// name in the database, whatever the search path, and several are refused. Outside the search path only tables
-    /// count of users whose rights this user has, of superusers and of the owner of the database; one of somebody else
-    /// is refused where there is no other. `migrate` makes it in the first schema of the search path that it may, the
-    /// user's own last.
-    /// Names have 1 to 63 ASCII letters, digits and underscores, and do not start with a digit.
+    /// count of users whose rights this user has, of superusers and of the owner of the database; a table of another
+    /// user is refused where there is no other table. `migrate` makes it in the first schema of the search path that it
+    /// may, the user's own last. Names have 1 to 63 ASCII letters, digits and underscores, and do not start with a
+    /// digit.
     ///
     /// # Errors
     ///
@@ -123,10 +119,10 @@ impl<S: Server> ServerOptions<S> {
     }
 
     /// Sets whether grants have fences. Default yes; without, for locks by sessions and by locked rows only, an acquire
-    /// writes nothing. What is given up: the resource cannot tell a holder who was overtaken, whose connection ended
-    /// without his knowledge, from the one after him; nobody is notified who holds a lock; and on MariaDB and MySQL,
-    /// and for names on PostgreSQL, [`Locks::holders`](dlock_core::Locks::holders) does not list it. Use it for all who
-    /// lock in a table, or for none.
+    /// writes nothing. Without fences the resource cannot distinguish a holder that was overtaken, whose connection
+    /// ended without its knowledge, from the next holder; the holder of a lock is not shown; and on MariaDB and MySQL,
+    /// and for names on PostgreSQL, [`Locks::holders`](dlock_core::Locks::holders) does not list the lock. Use it for
+    /// all programs that lock in a table, or for none.
     pub const fn with_fences(mut self, on: bool) -> Self {
         self.settings.fences = on;
         self
@@ -165,70 +161,6 @@ impl<S: Server> ServerOptions<S> {
         self
     }
 
-    /// Makes the table where it is missing. Does nothing to a lock table that is there.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect), except that the table need not be there.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, it goes on in the background; call it again.
-    pub async fn migrate(&self) -> Result<()> {
-        self.clone().make_on_the_keeper().await.map_err(Self::refused)
-    }
-
-    pub(crate) async fn make_on_the_keeper(self) -> Result<(), Failure> {
-        on_the_keeper(async move { self.make().await }).await
-    }
-
-    async fn make(&self) -> Result<(), Failure> {
-        self.settings.check()?;
-        let connector = self.connector();
-        let mut connection = connector.open().await?;
-        let found = Self::locate(&mut connection, &self.settings.table).await?;
-        let table = found.as_ref().unwrap_or(&self.settings.table);
-        let failed = |error| unchanged(S::classify(error, table).failure);
-        let server = S::on_table(table, &connector, &self.settings);
-        let mark = if found.is_some() { server.mark(&mut connection).await } else { Ok(None) };
-        match mark {
-            Ok(Some(_)) => {}
-            Err(error) if !S::is_missing(&error) => return Err(failed(error)),
-            Ok(None) | Err(_) => server.make(&mut connection).await.map_err(failed)?,
-        }
-        let table = Self::located(&mut connection, table).await?;
-        let server = S::on_table(&table, &connector, &self.settings);
-        let mark = server.mark(&mut connection).await.map_err(failed)?;
-        end(connection).await;
-        verify(mark.as_deref(), &table)
-    }
-
-    /// The table with the one schema that has it, if any does: wherever the search path of a user or of a connection
-    /// leads, this is the table. One of a stranger, who may have made it to run his code in its users, is looked into
-    /// only where it was named with its schema, and keeps nobody from a table that can be trusted.
-    async fn locate(on: &mut Conn<S>, table: &TableName) -> Result<Option<TableName>, Failure> {
-        if table.schema().is_some() {
-            return Ok(Some(table.clone()));
-        }
-        let schemas = within(QUESTION, S::schemas_of(on, table)).await;
-        let schemas =
-            schemas.ok_or_else(|| Failure::unavailable(format!("no answer within {QUESTION:?}")))?;
-        let schemas = schemas.map_err(|error| unchanged(S::classify(error, table).failure))?;
-        match &*schemas.trusted {
-            [] => strangers(table, &schemas.strange).map_or(Ok(None), Err),
-            [only] => Ok(Some(table.clone().within(only.clone()))),
-            [first, ..] => Err(Failure::invalid_config(format!(
-                "table {table} is in several schemas ({}), and who has another search path would lock in another one; name the \
-                 one that all are to use, such as table={first}.{table}",
-                schemas.trusted.join(", ")
-            ))),
-        }
-    }
-
-    async fn located(on: &mut Conn<S>, table: &TableName) -> Result<TableName, Failure> {
-        Self::locate(on, table).await?.ok_or_else(|| S::nowhere(table))
-    }
-
     pub(crate) fn connector(&self) -> Arc<Connector<S>> {
         let limit = self.settings.connect_timeout;
         Arc::new(Connector {
@@ -243,138 +175,12 @@ impl<S: Server> ServerOptions<S> {
         })
     }
 
-    /// Opens a connection and finds the table, which is made if the URL says so. The table is looked at later.
-    /// `for_leases`: attempts use the pool's connections, or those of their runtime.
-    pub(crate) async fn open(mut self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
-        self.settings.check()?;
-        on_the_keeper(async move {
-            if std::mem::take(&mut self.settings.makes) {
-                self.make().await?;
-            }
-            let mut connection = self.connector().open().await?;
-            self.settings.table = Self::located(&mut connection, &self.settings.table).await?;
-            let connections = self.connections(for_leases)?;
-            connections.put_back(connection);
-            Ok(connections)
-        })
-        .await
-    }
-
-    /// The same without a connection. The schema that the table is in cannot be asked for then, and locks that are the
-    /// same have to have the same id in all processes.
-    pub(crate) fn open_later(self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
-        self.settings.check()?;
-        if self.settings.table.schema().is_none() {
-            return Err(Failure::invalid_config(
-                "where the server is connected to later, the table has to be named with its schema, on MariaDB and \
-                 MySQL with its database, such as table=public.dlock",
-            ));
-        }
-        self.connections(for_leases)
-    }
-
-    fn connections(self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
-        let (connector, settings) = (self.connector(), self.settings.clone());
-        let server = Arc::new(S::on_table(&settings.table, &connector, &settings));
-        let pool = self.pool.clone().filter(|_| for_leases);
-        let maker = settings.makes.then_some(self);
-        Connections::start(server, connector, pool, for_leases, &settings, maker)
-    }
-
-    /// Connects, and checks the table and the rights. Makes nothing, unless the URL has `migrate=true`.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting is out of its bounds, the
-    /// database or the table is missing, the table is no lock table of this version, or TLS is not possible as wanted;
-    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) for a wrong password or missing rights;
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when no server answers, or it can only be read.
-    /// No error contains a password.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn connect(self) -> Result<LeaseRows<S>> {
-        let connecting = async move {
-            self.check_for_rows()?;
-            let rows = Rows::start(self.open(true).await?)?;
-            rows.ready(QUESTION).await?;
-            Ok(LeaseRows(rows))
-        };
-        keeper::anywhere(connecting).await.and_then(|connected| connected).map_err(Self::refused)
-    }
-
-    /// Creates the backend without a connection: it connects, and checks the table and the rights, when it is first
-    /// used, so that a program can start while the server is away. The table has to be named with its schema, on
-    /// MariaDB and MySQL with its database: [`with_table`](Self::with_table).
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when a setting is out of its bounds, or the
-    /// table has no schema. What [`connect`](Self::connect) would have found is the error of what is done first.
-    pub fn build(self) -> Result<LeaseRows<S>> {
-        let building = || {
-            self.check_for_rows()?;
-            Rows::start(self.open_later(true)?).map(LeaseRows)
-        };
-        building().map_err(Self::refused)
-    }
-
-    fn check_for_rows(&self) -> Result<(), Failure> {
-        match self.settings.fences {
-            true => Ok(()),
-            false => Err(Failure::invalid_config(
-                "lease rows have fences; fences=false is for locks by sessions and locked rows",
-            )),
-        }
-    }
-
     pub(crate) fn refused(failure: Failure) -> Error {
         Error::new(Operation::Configure, failure).on(S::NAME)
     }
 }
 
-/// Refuses what only others have made, who need not be trusted. Another table beside it would split those who lock in
-/// it, if there are any, in two.
-fn strangers(table: &TableName, strange: &[(String, String)]) -> Option<Failure> {
-    let what = match strange {
-        [] => return None,
-        [(schema, owner)] => {
-            format!("is in schema {schema}, outside the search path, and belongs to {owner}, whose")
-        }
-        several => {
-            let all = several.iter().map(|(schema, owner)| format!("{schema} of {owner}"));
-            let all = all.collect::<Vec<_>>().join(", ");
-            format!("is in several schemas outside the search path, of others ({all}), whose")
-        }
-    };
-    Some(Failure::invalid_config(format!(
-        "table {table} {what} rights this user does not have; name the one that all are to use, such as table={}.{table}",
-        strange[0].0
-    )))
-}
-
-/// Checks what a table that may be a lock table says of itself.
-pub(crate) fn verify(mark: Option<&str>, table: &TableName) -> Result<(), Failure> {
-    match mark {
-        Some(MARK) => Ok(()),
-        Some(mark) => Err(Failure::invalid_config(format!(
-            "table {table} is of another version of dlock ({mark:?}); use that version or another table name"
-        ))),
-        None => Err(Failure::invalid_config(format!(
-            "table {table} has lost its mark row; stop all its users and call migrate(), which makes another"
-        ))),
-    }
-}
-
-/// Connections of our own belong to dlock's thread: what opens one runs there.
-pub(crate) async fn on_the_keeper<T: Send + 'static>(
-    opening: impl Future<Output = Result<T, Failure>> + Send + 'static,
-) -> Result<T, Failure> {
-    keeper::runtime()?.spawn(opening).await.unwrap_or_else(|_| Err(unchanged(gone())))
-}
-
-impl<S: Server> Clone for ServerOptions<S> {
+impl<S: Driver> Clone for ServerOptions<S> {
     fn clone(&self) -> Self {
         let Self { driver, pool, password, settings } = self;
         let (driver, pool, password) = (driver.clone(), pool.clone(), password.clone());
@@ -382,7 +188,7 @@ impl<S: Server> Clone for ServerOptions<S> {
     }
 }
 
-impl<S: Server> fmt::Debug for ServerOptions<S> {
+impl<S: Driver> fmt::Debug for ServerOptions<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The driver's options contain a password.
         f.debug_struct("ServerOptions")
@@ -398,17 +204,17 @@ mod tests {
     use super::*;
     use dlock_core::ErrorKind;
 
-    fn read<S: Server>(url: &str) -> Result<ServerOptions<S>> {
+    fn read<S: Driver>(url: &str) -> Result<ServerOptions<S>> {
         ServerOptions::from_url(url)
     }
 
     /// Of rows with a lease; what it says of the schema is asked of the server.
-    fn address<S: Server>(url: &str) -> String {
+    fn address<S: Driver>(url: &str) -> String {
         let options = read::<S>(url).unwrap();
         format!("{}/{}", S::address(&options.driver), options.settings.table)
     }
 
-    fn reads<S: Server>(tls: &str, wrong_tls: &str) {
+    fn reads<S: Driver>(tls: &str, wrong_tls: &str) {
         let scheme = S::SCHEMES[0];
         let url = format!("{scheme}u:hunter2%40@h:7/d?table=s.locks&{tls}&max_connections=3");
         assert_eq!(address::<S>(&url), format!("{scheme}h:7/d/s.locks"));
@@ -433,7 +239,7 @@ mod tests {
         }
     }
 
-    fn keeps_a_password<S: Server>() {
+    fn keeps_a_password<S: Driver>() {
         let dividers = (' '..='~').chain("\n\0ä🔒".chars()).map(String::from);
         for divider in dividers.chain(["1/".into(), "@h/".into()]) {
             for after in ["@h:7/d", "@h/d?table=t", "@h?migrate=true"] {
@@ -451,7 +257,7 @@ mod tests {
         }
     }
 
-    fn has_one_address<S: Server>(other_way: &str) {
+    fn has_one_address<S: Driver>(other_way: &str) {
         let scheme = S::SCHEMES[0];
         let one = address::<S>(&format!("{scheme}u:hunter2@h/d"));
         assert!(!one.contains("hunter2"));

@@ -4,6 +4,7 @@ mod answers;
 mod carry;
 mod diagnosis;
 mod failure;
+mod lease;
 mod line;
 mod listen;
 mod server;
@@ -22,7 +23,7 @@ use crate::rows::RowClaim;
 
 const FUNCTIONS: &str = include_str!("postgres/functions.sql");
 
-/// Where the locks are: a PostgreSQL server, and a table there.
+/// The place of the locks: a PostgreSQL server, and a table there.
 pub type PostgresOptions = ServerOptions<PostgresServer>;
 
 /// A claim on a lock of [`Postgres`].
@@ -30,9 +31,9 @@ pub type PostgresClaim = RowClaim<PostgresServer>;
 
 /// Locks in a table of a PostgreSQL database.
 ///
-/// A lock is a row with a lease by the server's clock: whoever holds it renews it, and when its holder dies it is free
-/// once the lease has run out. A lock is taken by one statement and released by one, each a transaction by itself: no
-/// connection is kept while a lock is held. Every grant has a [fence](dlock_core::Fence). Who waits is notified of the
+/// A lock is a row with a lease by the server's clock: its holder renews it, and when the holder dies it is free once
+/// the lease has run out. A lock is taken by one statement and released by one, each a transaction by itself: no
+/// connection is kept while a lock is held. Every grant has a [fence](dlock_core::Fence). Waiters are notified of the
 /// release (`LISTEN`).
 ///
 /// ```no_run
@@ -51,8 +52,9 @@ pub type PostgresClaim = RowClaim<PostgresServer>;
 ///
 /// # What it relies on, and what it does not guarantee
 ///
-/// * **The server's clock.** When it is set forward, leases end early: somebody else may be given a lock that its
-///   holder counts as his until the next renewal, a third of the lease later at the most. The fences stay in order.
+/// * **The server's clock.** When it is set forward, leases end early: another process may be granted a lock that its
+///   holder still counts as its own until the next renewal, a third of the lease later at the most. The fences stay in
+///   order.
 /// * **One primary.** After a failover to a standby that had not received the last transactions, a lock may be granted
 ///   twice. Synchronous replication prevents it.
 /// * **Power loss.** With `synchronous_commit = off` the last grants may be missing after a crash.
@@ -76,9 +78,9 @@ impl PostgresOptions {
 
     /// Returns the statements that make `dlock_take`, `dlock_renew`, `dlock_release`, `dlock_hand_over` and
     /// `dlock_take_over`, version 1: functions by which programs that do not use dlock take the lock rows of this
-    /// table, give and take batons, and are respected. To be run once, as one script, by whoever owns the table; making
-    /// them again does no harm. Where the table is named without its schema, the script finds it as dlock does, and
-    /// fails where there are several, or only one of somebody else outside the search path.
+    /// table, give and take batons, and are respected. The owner of the table runs them once, as one script; to run
+    /// them again does no harm. Where the table is named without its schema, the script finds it as dlock does. It
+    /// fails where there are several such tables, or only one outside the search path that belongs to another user.
     ///
     /// ```
     /// # fn example() -> dlock_core::Result<()> {

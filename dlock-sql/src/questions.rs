@@ -2,9 +2,9 @@
 //! them asks, and that it found the key taken is the answer for all who came before it asked.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use dlock_core::backend::by_then;
+use dlock_core::backend::{Mutex, by_then};
 use dlock_core::{Failure, Holder, Key};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
@@ -50,10 +50,6 @@ struct Wanting<'a> {
     question: Arc<Question>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Questions {
     /// Waits for those who ask for the key.
     ///
@@ -66,14 +62,14 @@ impl Questions {
     /// Cancel-safe.
     pub(crate) async fn turn<'a>(&'a self, key: &'a Key, end: Instant) -> Result<Turn<'a>, Failure> {
         let wanting = Wanting::of(self, key);
-        let before = locked(&wanting.question.known).asked;
+        let before = wanting.question.known.lock().asked;
         let Some(turn) = by_then(end, Arc::clone(&wanting.question.turn).lock_owned()).await else {
             return Err(Failure::unavailable(
                 "another task of this process asks for the same key, and the server has not answered it yet",
             ));
         };
         let number = {
-            let mut known = locked(&wanting.question.known);
+            let mut known = wanting.question.known.lock();
             if known.taken.0 > before {
                 return Ok(Turn::Taken(known.taken.1.clone()));
             }
@@ -87,13 +83,13 @@ impl Questions {
 impl Asking<'_> {
     /// Tells those who came before this one asked that the key is taken.
     pub(crate) fn found_taken(self, holder: Option<Box<Holder>>) {
-        locked(&self.wanting.question.known).taken = (self.number, holder);
+        self.wanting.question.known.lock().taken = (self.number, holder);
     }
 }
 
 impl<'a> Wanting<'a> {
     fn of(questions: &'a Questions, key: &'a Key) -> Self {
-        let mut all = locked(&questions.0);
+        let mut all = questions.0.lock();
         let (count, question) = all.entry(key.clone()).or_default();
         *count += 1;
         let question = Arc::clone(question);
@@ -104,7 +100,7 @@ impl<'a> Wanting<'a> {
 
 impl Drop for Wanting<'_> {
     fn drop(&mut self) {
-        let mut all = locked(&self.questions.0);
+        let mut all = self.questions.0.lock();
         let Some((count, _)) = all.get_mut(self.key) else { return };
         *count -= 1;
         if *count == 0 {

@@ -4,69 +4,52 @@
 //! release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the table's mark: its
 //! version, and the highest fence of all rows that were pruned.
 //!
-//! What is the same for all servers is here; a [`Server`] has the statements.
+//! What is the same for all servers is here; a [`LeaseTable`] has the statements.
 
 pub(crate) mod claim;
-mod connections;
-mod driven;
-mod lane;
+mod lease_table;
 pub(crate) mod line;
-mod progress;
-mod request;
-mod shares;
+pub(crate) mod shares;
 mod steps;
 mod together;
 
 use std::collections::HashSet;
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Forced, LockId, Mode, by_then};
+use dlock_core::backend::{Forced, LockId, Mode, Occupancy, by_then};
 use dlock_core::{Failure, Holder, Key};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 pub use claim::RowClaim;
-pub(crate) use connections::{Connections, Kind};
-pub(crate) use driven::{gone, sleep_on_own_thread};
-pub(crate) use line::LineSeen;
-pub(crate) use line::{KEPT, KEPT_FOR_LINE, KEPT_LONGER, KEPT_PER_PLACE, Places};
-#[cfg(feature = "postgres")]
-pub(crate) use line::{TURNS, turn_channel};
-pub(crate) use shares::{Beside, free_in, kept};
-pub(crate) use shares::{Resized, ShareAsk, ShareTaken};
-pub(crate) use steps::{Cancel, Count, End, MakeRow, Ping, Step};
+pub use lease_table::LeaseTable;
+pub(crate) use lease_table::ShareTable;
 
 use crate::failure::{closed, not_reached, unchanged};
+use crate::gateway::{Connections, Kind};
+use crate::limits::QUESTION;
+use crate::protocol::Lease;
 use crate::questions::Questions;
 use crate::renewals::{Extended, Renew, Renewal, Renewals, shortest_limit};
-use crate::server::{Lease, Server};
-use steps::{Force, Identify, List, Prune, Read};
+use shares::Resized;
+use steps::{Force, Identify, List, Occupy, Prune, Read, Renew as RenewLeases, RenewShares, Resize};
 
-/// What the mark row's `holder` says.
-pub(crate) const MARK: &str = "dlock table, version 1";
-/// How long a question outside of a lock may take.
-pub(crate) const QUESTION: Duration = Duration::from_secs(5);
 /// How long deleting some rows may take.
 const PRUNING: Duration = Duration::from_secs(60);
 /// How often a lock is looked at that changes hands meanwhile.
 const LOOKS: u32 = 4;
-/// How many rows are pruned, or listed, in one statement.
-pub(crate) const AT_ONCE: u32 = 1_000;
 
 /// What the claims of a backend share.
-pub(crate) struct Rows<S: Server> {
+pub(crate) struct Rows<S: LeaseTable> {
     pub(crate) connections: Arc<Connections<S>>,
     pub(crate) renewals: Renewals,
     pub(crate) questions: Questions,
     /// Whether the table and the rights were looked at.
     verified: OnceCell<()>,
-    closed: AtomicBool,
 }
 
-impl<S: Server> Rows<S> {
+impl<S: LeaseTable> Rows<S> {
     pub(crate) fn start(connections: Arc<Connections<S>>) -> Result<Arc<Self>, Failure> {
         let (renewals, inbox) = Renewals::new();
         let rows = Arc::new(Self {
@@ -74,7 +57,6 @@ impl<S: Server> Rows<S> {
             renewals,
             questions: Questions::default(),
             verified: OnceCell::new(),
-            closed: AtomicBool::new(false),
         });
         crate::renewals::look_after(&rows, inbox)?;
         Ok(rows)
@@ -84,12 +66,8 @@ impl<S: Server> Rows<S> {
         LockId::new(self.connections.address(), key.as_str())
     }
 
-    pub(crate) fn claim(self: &Arc<Self>, request: ClaimRequest) -> RowClaim<S> {
-        RowClaim::new(Arc::clone(self), request)
-    }
-
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
+        if self.connections.is_closed() { Err(closed()) } else { Ok(()) }
     }
 
     /// Looks at the table and the rights, unless that was done.
@@ -139,6 +117,26 @@ impl<S: Server> Rows<S> {
         }
     }
 
+    /// All who hold a key.
+    pub(crate) async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
+        self.ready(QUESTION).await?;
+        let occupancy = self.connections.ask(Occupy(key.clone()), QUESTION).await;
+        occupancy.map_err(unchanged)
+    }
+
+    /// Changes how many permits there are; how many there were.
+    pub(crate) async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+        self.ready(QUESTION).await?;
+        match self.connections.ask(Resize(key.clone(), permits), QUESTION).await? {
+            Resized::Missing => Ok(None),
+            Resized::Was(before) => Ok(Some(before)),
+            Resized::IsLock => {
+                let conflict = Mode::Permits { of: permits, take: 1 }.conflict(&Mode::Shared);
+                conflict.map_or(Ok(None), Err)
+            }
+        }
+    }
+
     /// Frees the lock whoever has it.
     pub(crate) async fn force(&self, key: &Key) -> Result<bool, Failure> {
         self.ready(QUESTION).await?;
@@ -180,13 +178,14 @@ impl<S: Server> Rows<S> {
     }
 
     pub(crate) async fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.connections.server().close();
+        if let Some(releases) = self.connections.server().releases() {
+            releases.close();
+        }
         self.connections.close().await;
     }
 }
 
-impl<S: Server> Renew for Rows<S> {
+impl<S: LeaseTable> Renew for Rows<S> {
     const AT_ONCE: usize = S::RENEWED_AT_ONCE;
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Extended, Failure> {
@@ -202,7 +201,7 @@ impl<S: Server> Renew for Rows<S> {
         }
         let [alone, shares] = leases;
         if shares.is_empty() {
-            let extended = self.connections.within(Kind::Renewal, steps::Renew(alone), limit).await?;
+            let extended = self.connections.within(Kind::Renewal, RenewLeases(alone), limit).await?;
             return Ok(extended.map_or(Extended::All, Extended::Some));
         }
         let mut extended = HashSet::new();
@@ -212,16 +211,10 @@ impl<S: Server> Renew for Rows<S> {
         };
         let half = limit / 2;
         if !alone.is_empty() {
-            extend(&places[0], self.connections.within(Kind::Renewal, steps::Renew(alone), half).await?);
+            extend(&places[0], self.connections.within(Kind::Renewal, RenewLeases(alone), half).await?);
         }
-        let found = self.connections.within(Kind::Renewal, steps::RenewShares(shares), half).await?;
+        let found = self.connections.within(Kind::Renewal, RenewShares(shares), half).await?;
         extend(&places[1], found);
         Ok(Extended::Some(extended))
-    }
-}
-
-impl<S: Server> fmt::Debug for Rows<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rows").field("connections", &self.connections).finish_non_exhaustive()
     }
 }

@@ -8,10 +8,13 @@ mod administration;
 mod driving;
 mod handles;
 mod hold_signal;
-mod name;
+pub(crate) mod name;
 mod on_connection;
+pub(crate) mod protocol;
 mod queue;
-mod strategy;
+pub(crate) mod session_server;
+mod steps;
+pub(crate) mod strategy;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,53 +28,26 @@ use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, 
 
 use crate::diagnosis;
 use crate::failure::unchanged;
+use crate::limits::QUESTION;
 use crate::options::ServerOptions;
+use crate::protocol::Taken;
 use crate::question::asked;
-use crate::rows::QUESTION;
-use crate::server::{Server, Taken};
+use crate::stored;
 use tokio::time::Instant;
 
 use actor::{Command, Release, Take};
 use handles::{ConnectionHandle, ConnectionHandles};
 use hold_signal::HoldSignal;
-pub(crate) use name::Name;
-#[cfg(feature = "mysql")]
-pub(crate) use name::{FENCE, ROW};
 pub use on_connection::ConnectionLock;
-pub(crate) use queue::TURN;
+use protocol::{POLLING, SESSION_IDLE_TIMEOUT};
 use queue::{Queue, Waiting};
-pub(crate) use strategy::{
-    ByName, ByRow, Freed, Others, Owner, Strategy, TakeResult, settle_names, take_row,
-};
-pub(crate) use strategy::{Found, Opened};
+use session_server::SessionServer;
+use strategy::{Others, Strategy};
 
-/// How often those ask who wait without a connection for it.
-const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
 /// Waiters who are notified of releases ask this often in case that does not get through.
 const SAFETY_NET: Duration = Duration::from_secs(1);
 /// How long the questions at the start may take, which are three.
 const STARTING: Duration = Duration::from_secs(15);
-/// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer
-/// than this after the last sign of life.
-const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A lock that is wanted.
-#[derive(Clone, Debug)]
-pub struct Wanted {
-    pub(crate) name: Name,
-    pub(crate) holder: String,
-    /// How long who wants it waits for the answer.
-    pub(crate) limit: Duration,
-}
-
-/// Which session keeps a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OwningSession {
-    Known(i64),
-    /// There is one, and this user may not know which.
-    Hidden,
-}
-
 /// Locks that live as long as a connection to the database: see [`PostgresSessions`](crate::PostgresSessions),
 /// [`PostgresRowLocks`](crate::PostgresRowLocks), [`MysqlSessions`](crate::MysqlSessions) and
 /// [`MysqlRowLocks`](crate::MysqlRowLocks).
@@ -84,20 +60,20 @@ pub enum OwningSession {
 /// * **The connection.** It is asked for a sign of life at each sixth of the shortest lease of a lock on it, at least
 ///   every 5 s. A lock for which there was none for a third of its lease is [suspect](dlock_core::ErrorKind::Suspect);
 ///   when the connection breaks, or is answered by another session, it is closed and all its locks are lost. Until that
-///   is noticed somebody else may already have the lock; fences tell them apart. A lock counts as lost a lease after
-///   the last sign of life at the latest.
+///   is noticed another process may already have the lock; fences distinguish the two. A lock counts as lost a lease
+///   after the last sign of life at the latest.
 /// * **Silence.** The server is asked to end a session that says nothing for a minute (PostgreSQL from 14 on:
 ///   `idle_session_timeout`; MariaDB, MySQL: `wait_timeout`), so that a host that is cut off does not keep its locks,
-///   and not before, whatever limits it has for others. One that ends transactions sooner all the same (Percona's
+///   and not before, whatever limits it has for others. A server that ends transactions sooner all the same (Percona's
 ///   `kill_idle_transaction`) is refused for locked rows, with
-///   [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
-///   No lock counts as held for longer than a minute after the last sign of life, whatever the lease.
-/// * **No proxy that shares sessions.** Behind one that pools transactions or statements there are no sessions to rely
-///   on. It is refused with [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) as soon as two
-///   connections, or two statements on one, show it; use lease rows there.
+///   [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig). No lock counts as held for longer than a
+///   minute after the last sign of life, whatever the lease.
+/// * **No proxy that shares sessions.** Behind a proxy that pools transactions or statements there are no sessions to
+///   rely on. Such a proxy is refused with [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) as soon
+///   as two connections, or two statements on one, show it; use lease rows there.
 /// * **One primary.** Connections end at a failover, and so do the locks.
 ///
-/// Locks by sessions, by rows and by leases do not see each other. Fences are counted in the same table.
+/// Locks by sessions, by rows and by leases do not see each other. All draw their fences from one table.
 ///
 /// # Administration
 ///
@@ -118,7 +94,7 @@ pub struct Sessions<M: Strategy> {
 
 impl<M: Strategy> Sessions<M> {
     /// Connects to the server that `url` names, as [`LeaseRows::connect`](crate::LeaseRows::connect) does; the fences
-    /// are counted in the same table.
+    /// are counted in that table too.
     ///
     /// # Errors
     ///
@@ -132,8 +108,8 @@ impl<M: Strategy> Sessions<M> {
         Self::with_options(ServerOptions::from_url(url)?).await
     }
 
-    /// Creates locks with options. No connection that keeps locks is anybody else's: of a pool in them only the
-    /// settings are used, and what it does to new connections.
+    /// Creates locks with options. Connections that keep locks are used for nothing else: of a pool in the options only
+    /// the settings are used, and what it does to new connections.
     ///
     /// # Errors
     ///
@@ -248,12 +224,6 @@ impl<M: Strategy> fmt::Debug for Sessions<M> {
     }
 }
 
-fn busy(holder: Option<Box<Holder>>) -> Busy {
-    let mut busy = Busy::default();
-    busy.holder = holder;
-    busy
-}
-
 /// A claim on a lock that a connection keeps.
 pub struct SessionClaim<M: Strategy> {
     handles: Arc<ConnectionHandles<M>>,
@@ -280,7 +250,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
             none => {
                 let asking = match self.handles.turn(&key, end).await? {
                     Ok(asking) => asking,
-                    Err(holder) => return Ok(Attempt::Busy(busy(holder))),
+                    Err(holder) => return Ok(Attempt::Busy(stored::busy(holder, None))),
                 };
                 (
                     none.insert(self.handles.handle(end.saturating_duration_since(Instant::now())).await?),
@@ -308,7 +278,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         // Nothing of ours is there, and no command of ours is on its way.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
         match taken? {
-            Taken::Busy(holder) => Ok(Attempt::Busy(busy(holder))),
+            Taken::Busy(holder) => Ok(Attempt::Busy(stored::busy(holder, None))),
             Taken::Granted(_) => Ok(Attempt::Busy(Busy::default())),
         }
     }

@@ -92,7 +92,14 @@ impl Settings {
 /// anything of it but the name of a known parameter: it may contain a password.
 pub(crate) fn split(url: &str, known: &[&str], form: &str) -> Result<(Settings, String), Failure> {
     let wrong = |what: &str| Failure::invalid_config(format!("{what}; write {form}"));
-    let query = UrlParts::of(url)?.query;
+    let parts = UrlParts::of(url)?;
+    let query = parts.query;
+    // It ends a text in the messages to the servers. A password is hashed.
+    let (user, hosts) = parts.authority.rsplit_once('@').unwrap_or(("", parts.authority));
+    let user = user.split(':').next().unwrap_or_default();
+    if [user, hosts, parts.path, query].iter().any(|part| percent_decode_str(part).any(|byte| byte == 0)) {
+        return Err(wrong("the URL has a NUL (%00)"));
+    }
     let place = url.split_once('?').map_or(url, |(place, _)| place);
     let mut settings = Settings::default();
     let mut rest = Vec::new();

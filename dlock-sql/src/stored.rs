@@ -8,7 +8,7 @@ use std::time::Duration;
 
 #[cfg(feature = "sqlite")]
 use dlock_core::backend::LEFT_BEHIND;
-use dlock_core::backend::{ClaimRequest, Grant, Mode};
+use dlock_core::backend::{Busy, ClaimRequest, Grant, Mode, Validity};
 use dlock_core::{Fence, Holder};
 
 /// What a waiter adds to the line. Not a field: readers pass it over.
@@ -96,10 +96,19 @@ fn first(last: u64, fences: u32) -> Fence {
     Fence::new(last.saturating_sub(u64::from(fences.max(1) - 1)))
 }
 
-/// Adds the fences of a lock whose row has this one. An attempt after one whose outcome is not known reserves one: what
-/// the earlier one reserved is not known, and its last fence is certainly unused.
-pub(crate) fn with_fences(grant: Grant, last: Fence, fences: u32) -> Grant {
-    grant.with_fence(first(last.get(), fences)).with_reserved(fences)
+/// The grant of a lock whose row has the last of so many fences. An attempt after one whose outcome is not known
+/// reserves one: what the earlier one reserved is not known, and its last fence is certainly unused.
+pub(crate) fn grant(lease: Duration, last: Option<Fence>, fences: u32) -> Grant {
+    let grant = Grant::new(Validity::Lease(lease));
+    let with_fences = |last: Fence| grant.with_fence(first(last.get(), fences)).with_reserved(fences);
+    last.map_or(grant, with_fences)
+}
+
+/// The answer of an attempt on a lock that somebody has, who may free it in so long.
+pub(crate) fn busy(holder: Option<Box<Holder>>, retry_after: Option<Duration>) -> Busy {
+    let mut busy = Busy::default();
+    (busy.holder, busy.retry_after) = (holder, retry_after);
+    busy
 }
 
 /// Whatever stands in a row, which others may have written: for a property test and for a fuzzer.

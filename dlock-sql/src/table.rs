@@ -4,6 +4,10 @@ use std::fmt;
 
 use dlock_core::Failure;
 
+/// What the mark row's `holder` says.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) const MARK: &str = "dlock table, version 1";
+
 /// A table name that is safe to stand, quoted, in a statement: `[A-Za-z_][A-Za-z0-9_]{0,62}`, perhaps with a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(not(any(feature = "mysql", feature = "postgres")), allow(unreachable_pub))]
@@ -66,6 +70,20 @@ impl TableName {
             Some(schema) => format!("{}.{name}", quote(schema, mark)),
             None => name,
         }
+    }
+}
+
+/// Checks what a table that may be a lock table says of itself.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn verify(mark: Option<&str>, table: &TableName) -> Result<(), Failure> {
+    match mark {
+        Some(MARK) => Ok(()),
+        Some(mark) => Err(Failure::invalid_config(format!(
+            "table {table} is of another version of dlock ({mark:?}); use that version or another table name"
+        ))),
+        None => Err(Failure::invalid_config(format!(
+            "table {table} has lost its mark row; stop all its users and call migrate(), which makes another"
+        ))),
     }
 }
 

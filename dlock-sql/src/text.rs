@@ -25,7 +25,6 @@ pub(crate) fn micros(length: std::time::Duration) -> i64 {
 }
 
 /// A number for `bytes` that is the same in every process, whatever it was built with (FNV-1a).
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn number(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

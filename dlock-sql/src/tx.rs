@@ -12,7 +12,7 @@ mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 
-/// What to do while another transaction has the row, or the lock.
+/// How long a statement waits while another transaction has the row, or the lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Patience {
@@ -102,10 +102,11 @@ impl<D: Dialect> std::fmt::Debug for RowKey<D> {
 
 /// Locks a row of the user's own table (`SELECT ... FOR UPDATE`) until the caller's transaction ends.
 ///
-/// Nobody else can change the row, or lock it, before the commit or the rollback: there is no moment between unlock and
-/// commit. The row is found by its `key`; use all columns of the primary key or of a unique index, else MariaDB and
-/// MySQL lock more than that row. `table` may be written `schema.table`; names have 1 to 63 ASCII letters, digits and
-/// underscores and are taken as they are written. Read the row's columns after that, in the same transaction.
+/// No other transaction can change the row, or lock it, before the commit or the rollback: there is no moment between
+/// unlock and commit. The row is found by its `key`; use all columns of the primary key or of a unique index, else
+/// MariaDB and MySQL lock more than that row. `table` may be written `schema.table`; names have 1 to 63 ASCII letters,
+/// digits and underscores and are taken as they are written. Read the row's columns after that, in the same
+/// transaction.
 ///
 /// ```no_run
 /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -217,9 +218,9 @@ fn select<D: Locking>(table: &str, key: RowKey<D>) -> Result<LockStatement<D>, F
 
 /// Named locks that belong to the caller's transaction: taken in it, and released by its commit or rollback.
 ///
-/// Nobody else enters between the unlock and the commit, which a lock that is released by itself cannot promise. All
-/// who take a name must use a set of the same name, in the same database. Another process waits in the server, first
-/// come first served as far as the server does that.
+/// No other process gets the lock between the unlock and the commit, which a lock that is released by itself cannot
+/// promise. All programs that take a name must use a set of one name, in one database. Another process waits in the
+/// server, first come first served as far as the server does that.
 ///
 /// * PostgreSQL: `pg_advisory_xact_lock` on 64 bits of a digest of the set's name and the key. Two names with the same
 ///   digest only wait for each other. No table is needed.
@@ -294,7 +295,7 @@ impl<D: Locking> TransactionLocks<D> {
 
     /// Deletes the names that no transaction has at this moment, and says how many: on MariaDB and MySQL each name that
     /// was ever locked has a row of about 100 bytes. On PostgreSQL there is nothing to do. Call it outside of a
-    /// transaction; it needs the right to `DELETE`, and holds up nobody for longer than one row.
+    /// transaction; it needs the right to `DELETE`, and delays other transactions by one row at a time at the most.
     ///
     /// # Errors
     ///

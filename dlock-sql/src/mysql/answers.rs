@@ -6,7 +6,7 @@ use dlock_core::{Fence, Holder, Key};
 use sqlx::Row;
 use sqlx::mysql::{MySqlQueryResult, MySqlRow};
 
-use crate::server::{SqlResult, Taken};
+use crate::protocol::{SqlResult, Taken};
 use crate::stored;
 
 /// The grant, whose fence is the last insert id, if the one row was written.

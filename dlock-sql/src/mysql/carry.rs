@@ -6,12 +6,13 @@ use dlock_core::backend::{LEFT_BEHIND, Mode};
 use dlock_core::{Key, Token};
 use sqlx::{MySqlConnection, Row};
 
-use super::server::{MysqlServer, bytes};
-use super::shares::{permits, text};
-use super::statements::NOW;
+use super::answers::bytes;
+use super::server::MysqlServer;
+use super::statements::{NOW, permits, text};
 use super::values::literal;
-use crate::rows::{Beside, ShareAsk};
-use crate::server::{Server, SqlResult};
+use crate::protocol::SqlResult;
+use crate::rows::shares::{Beside, ShareAsk};
+use crate::server::Server;
 use crate::stored::{SEVERAL, SHARED};
 use crate::text::micros;
 

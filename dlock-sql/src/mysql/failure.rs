@@ -4,8 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::failure::{READ_ONLY, fault, unfit};
-use crate::server::Fault;
+use crate::failure::{Fault, READ_ONLY, fault, unfit};
 use crate::table::TableName;
 
 /// What is said of a connection on which nothing would be committed.
@@ -37,6 +36,9 @@ pub(super) const ENDS_IDLE: &str = "the server ends transactions that are idle f
 /// The errors of a server, or of a user, that may have no connection more.
 const NO_ROOM: [u16; 3] = [1040, 1203, 1226];
 
+/// The errors of a user who lacks a right on the database, the table, a column, the server or a routine.
+pub(super) const TOO_FEW_RIGHTS: [u16; 5] = [1044, 1142, 1143, 1227, 1370];
+
 /// Whether the server opens no connection more.
 pub(super) fn has_no_room(error: &Error) -> bool {
     number(error).is_some_and(|number| NO_ROOM.contains(&number))
@@ -44,6 +46,9 @@ pub(super) fn has_no_room(error: &Error) -> bool {
 
 /// The error of an isolation in which a server that logs statements, and not rows, locks none.
 pub(super) const UNLOGGED: u16 = 1665;
+
+/// The errors of a row that is locked: of MariaDB, and of MySQL.
+pub(super) const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
 pub(super) fn number(error: &Error) -> Option<u16> {
     let Error::Database(error) = error else { return None };
@@ -81,13 +86,15 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         1146 => Failure::invalid_config(format!(
             "there is no table {table}; run `dlock migrate` or call migrate() once, or add migrate=true to the URL"
         )),
-        1044 | 1142 | 1143 | 1227 | 1370 => Failure::denied(format!(
-            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and DELETE for readers and permits, CREATE to migrate)"
+        number if TOO_FEW_RIGHTS.contains(&number) => Failure::denied(format!(
+            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and DELETE for readers and permits, and \
+             for waiters in line; CREATE to migrate)"
         )),
         1095 => Failure::denied(
             "a session of another user cannot be ended by this one; do it as that user, or as one with the right CONNECTION ADMIN",
         ),
-        1045 | 1130 | 1251 | 1698 | 1820 | 1862 | 3118 | 4151 => {
+        // 4150: too many log-ins failed.
+        1045 | 1130 | 1251 | 1698 | 1820 | 1862 | 3118 | 4150 | 4151 => {
             Failure::denied("the server refused the user or the password")
         }
         1046 => no_database(),
@@ -98,7 +105,7 @@ fn of_number(number: u16, table: &TableName) -> Failure {
         1286 => Failure::invalid_config(
             "the server does not make tables of InnoDB, whose rows can be locked; allow it to",
         ),
-        1049 => Failure::invalid_config("the database does not exist; create it, or correct the URL"),
+        1049 | 1102 => Failure::invalid_config("the database does not exist; create it, or correct the URL"),
         167 | 1264 | 1690 => crate::failure::fences_used_up(table),
         1054 | 1136 | 1364 | 1366 | 1406 | 1064 => Failure::invalid_config(format!(
             "table {table} is not a lock table of this version; choose another table name"

@@ -6,12 +6,16 @@ use dlock_core::{Key, Token};
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use super::server::{MysqlServer, bytes, holder};
-use super::shares::{ADOPTED, text};
-use super::statements::{LONGEST_LINE, MARK_LENGTH, NOW, kept_for_line, mark_of, turn, unmarked};
+use super::answers::{bytes, holder};
+use super::server::MysqlServer;
+use super::statements::{
+    ADOPTED, LONGEST_LINE, MARK_LENGTH, NOW, kept_for_line, mark_of, text, turn, unmarked,
+};
 use super::values::literal;
-use crate::rows::{Beside, KEPT, KEPT_LONGER, KEPT_PER_PLACE, LineSeen, Places, ShareAsk};
-use crate::server::{Server, SqlResult};
+use crate::protocol::SqlResult;
+use crate::rows::line::{KEPT, KEPT_LONGER, KEPT_PER_PLACE, LineSeen, Places};
+use crate::rows::shares::{Beside, ShareAsk};
+use crate::server::Server;
 use crate::stored::SHARED;
 use crate::text::micros;
 

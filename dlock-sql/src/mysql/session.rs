@@ -1,5 +1,8 @@
 //! Locks of the sessions and transactions of MariaDB and MySQL.
 
+mod row_locks;
+mod statements;
+
 use std::future::ready;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,18 +12,23 @@ use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::failure::{ENDS_IDLE, number};
-use super::server::{MysqlServer, counted};
+use super::answers::counted;
+use super::failure::{ENDS_IDLE, LOCKED, UNLOGGED, number};
+use super::server::MysqlServer;
+use super::statements::{DIGEST, NOW, place};
 use super::values::literal;
 use crate::failure::misplaced;
-use crate::server::{Server, SqlResult, Taken};
-use crate::session::{
-    ByName, ByRow, FENCE, Freed, Name, Opened, Others, Owner, OwningSession, ROW, Sessions, Strategy, TURN,
-    TakeResult, Wanted, settle_names, take_row,
-};
+use crate::protocol::{SqlResult, Taken};
+use crate::server::Server;
+use crate::session::Sessions;
+use crate::session::name::{FENCE, Name};
+use crate::session::protocol::{Found, Freed, Opened, Owner, OwningSession, TURN, TakeResult, Wanted};
+use crate::session::session_server::SessionServer;
+use crate::session::strategy::{ByName, Others, Strategy, settle_names};
 use crate::stored;
-use crate::table::TableName;
 use crate::text::hex;
+pub use row_locks::MysqlRowLocks;
+use statements::{Ending, SESSION, WRITES_ROWS, asking, counting, is_awaited, name_of, taking, token, turn};
 
 /// Locks that a session of a MariaDB or MySQL server keeps (`GET_LOCK`): see [`Sessions`].
 ///
@@ -37,74 +45,21 @@ use crate::text::hex;
 /// ```
 ///
 /// All locks of a backend are on one connection. `GET_LOCK` is of one server: the nodes of a Galera cluster do not see
-/// each other's, so that all must connect to the same one.
+/// each other's locks, so that all clients must connect to one node.
 pub type MysqlSessions = Sessions<ByName<MysqlServer>>;
-
-/// Locks that are rows of a MariaDB or MySQL table, locked in a transaction for as long as they are held
-/// (`SELECT ... FOR UPDATE`): see [`Sessions`].
-///
-/// ```no_run
-/// # async fn example() -> Result<(), dlock_core::Error> {
-/// use dlock_core::Locks;
-/// use dlock_sql::MysqlRowLocks;
-///
-/// let url = "mysql://app:password@db.internal/shop?max_connections=20&table=dlock_rows";
-/// let locks = Locks::new(MysqlRowLocks::connect(url).await?);
-/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
-/// # Ok(()) }
-/// ```
-///
-/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail
-/// as [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. [`Mysql::prune`](crate::Mysql::prune)
-/// waits for locked rows: use another table than for lease rows. Galera does not pass row locks on to other nodes.
-pub type MysqlRowLocks = Sessions<ByRow<MysqlServer>>;
-
-const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
-pub(super) const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
-/// The errors of a row that is locked: of MariaDB, and of MySQL.
-pub(super) const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 
 /// The limits for idle transactions that no session can set for itself, which only servers of Percona have.
 const IDLE_LIMITS: &str =
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('kill_idle_transaction', 'innodb_kill_idle_transaction')";
 
-/// Whether what this session writes is logged by its rows, if at all. Not every version has this setting.
-const WRITES_ROWS: &str = "@@SESSION.binlog_format <> 'STATEMENT'";
-
-/// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables
-/// only wait for each other.
-pub(super) fn place(table: &TableName) -> String {
-    table.quoted('`').to_lowercase()
-}
-
-/// At most 64 characters, in lower case since these names ignore case.
-fn name_of(name: &Name) -> String {
-    format!("dlock:{}", hex(&name.digest[..MysqlServer::DIGEST]))
-}
-
-/// The turn among those who wait for a lock.
-pub(super) fn turn(name: &Name, is_row: bool) -> String {
-    let of = if is_row { 'r' } else { 's' };
-    format!("dlock:{of}:{}", hex(&name.digest[..MysqlServer::DIGEST]))
-}
-
-/// Whether somebody has the turn among those who wait for a lock.
-fn is_awaited(name: &Name, is_row: bool) -> String {
-    format!("CAST(IS_USED_LOCK('{}') IS NOT NULL AS SIGNED)", turn(name, is_row))
-}
-
 /// Runs a statement that may wait for a name, and says first whether it got it.
-pub(super) async fn waited(on: &mut MySqlConnection, statement: String) -> SqlResult<bool> {
+async fn waited(on: &mut MySqlConnection, statement: String) -> SqlResult<bool> {
     let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
     Ok(row.try_get::<Option<i64>, _>(0)? == Some(1))
 }
 
 /// Has the server end this session after so long a silence, and not before.
-pub(super) async fn keep_alive(
-    on: &mut MySqlConnection,
-    silence: Duration,
-    locks_rows: bool,
-) -> SqlResult<()> {
+async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: bool) -> SqlResult<()> {
     // In this isolation only the row is locked, and not the place of one that is missing. What is written to a log of
     // statements needs the other one.
     // There each statement that touches a row begins a transaction, if none has begun.
@@ -138,7 +93,7 @@ fn is_sooner(seconds: &str, silence: Duration) -> bool {
     seconds.parse().is_ok_and(|seconds: u64| (1..silence.as_secs()).contains(&seconds))
 }
 
-pub(super) async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> SqlResult<()> {
+async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> SqlResult<()> {
     match sqlx::raw_sql(AssertSqlSafe(format!("KILL {what} {session}"))).execute(on).await {
         // It has ended already.
         Err(error) if number(&error) == Some(1094) => Ok(()),
@@ -146,79 +101,17 @@ pub(super) async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> 
     }
 }
 
-/// The name of the row with the fence that a statement looks at.
-pub(super) fn name_in_sql(place: &str) -> String {
-    let (prefix, key) = (hex(&Name::prefix(place)), "SUBSTRING(`key`, 2)");
-    let input = format!("CONCAT(X'{prefix}', UNHEX(LPAD(HEX(LENGTH({key})), 16, '0')), {key})");
-    format!("CONCAT('dlock:', LEFT(SHA2({input}, 256), {}))", MysqlServer::DIGEST * 2)
-}
-
 /// The row that a statement answers. Nothing is prepared, for which the server may have no room: a release that failed
 /// would be the end of all locks on the connection.
-pub(super) async fn one(on: &mut MySqlConnection, statement: String) -> SqlResult<Option<MySqlRow>> {
+async fn one(on: &mut MySqlConnection, statement: String) -> SqlResult<Option<MySqlRow>> {
     sqlx::raw_sql(AssertSqlSafe(statement)).fetch_optional(on).await
-}
-
-/// A session as the token of a row.
-fn token(session: i64) -> Vec<u8> {
-    i128::from(session).to_be_bytes().to_vec()
 }
 
 /// How many names are looked up in one statement.
 const AT_ONCE: usize = 500;
 
-/// What the fence of a grant ends with, in its lowest bits. All that is answered is a fence: one that ends otherwise is
-/// an answer to another question, as something between here and the server gives them when it repeats a reply.
-#[derive(Clone, Copy)]
-pub(super) struct Ending(u64);
-
-impl Ending {
-    const BITS: u32 = 4;
-    const ALL: u64 = (1 << Self::BITS) - 1;
-
-    /// Refuses an answer that has another one.
-    fn check(self, counted: Option<Fence>) -> SqlResult<Option<Fence>> {
-        match counted {
-            Some(fence) if fence.get() & Self::ALL != self.0 => Err(misplaced()),
-            counted => Ok(counted),
-        }
-    }
-}
-
-/// Counts a grant to a session with a row that is there. The fence is the last insert id.
-pub(super) fn counting(table: &str, wanted: &Wanted, session: &str, Ending(ending): Ending) -> String {
-    let (bits, all) = (Ending::BITS, Ending::ALL);
-    format!(
-        "UPDATE {table} SET
-            fence = LAST_INSERT_ID((((GREATEST(fence + 1, {NOW}) + {all}) >> {bits}) << {bits}) | {ending}),
-            token = UNHEX(LPAD(HEX({session}), 32, '0')), holder = X'{}'
-        WHERE `key` = X'{}'",
-        hex(wanted.holder.as_bytes()),
-        hex(&wanted.name.fence)
-    )
-}
-
-/// Takes a named lock if this is that session, and counts the grant where its row is there. What is to be asked about
-/// it later is under its number.
-fn taking(table: &str, wanted: &Wanted, number: usize, session: &str, ending: Ending) -> String {
-    format!(
-        "SET @dlock_{number} = IF(CONNECTION_ID() = {session}, GET_LOCK('{}', 0), NULL); {} AND @dlock_{number} = 1",
-        name_of(&wanted.name),
-        counting(table, wanted, session, ending)
-    )
-}
-
-/// Who has it, if this session did not get it: fence and holder, the session, and whether it has got it.
-fn asking(table: &str, wanted: &Wanted, number: usize) -> String {
-    format!(
-        "SELECT held.fence, held.holder, {SESSION}, CAST(@dlock_{number} AS SIGNED)
-        FROM (SELECT 1) AS one LEFT JOIN {table} AS held ON held.`key` = X'{}' AND @dlock_{number} = 0",
-        hex(&wanted.name.fence)
-    )
-}
-
 /// Somebody has it; who, if the row with the fence says so.
-pub(super) fn holder(row: &MySqlRow) -> SqlResult<Holder> {
+fn holder(row: &MySqlRow) -> SqlResult<Holder> {
     let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
     let mut holder = Holder::parse(&String::from_utf8_lossy(&text));
     holder.fence = row.try_get::<Option<i64>, _>(0)?.and_then(stored::fence);
@@ -227,12 +120,7 @@ pub(super) fn holder(row: &MySqlRow) -> SqlResult<Holder> {
 
 impl MysqlServer {
     /// Counts the first grant of a key.
-    pub(super) async fn count_first(
-        &self,
-        on: &mut MySqlConnection,
-        wanted: &Wanted,
-        session: i64,
-    ) -> SqlResult<Fence> {
+    async fn count_first(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
         let table = self.quoted();
         let insert = format!(
             "INSERT INTO {table} (`key`, token, fence, expires, holder)
@@ -244,49 +132,6 @@ impl MysqlServer {
         );
         let counted = sqlx::raw_sql(AssertSqlSafe(insert)).execute(on).await?;
         Ok(Fence::new(counted.last_insert_id()))
-    }
-
-    /// The sessions that this user may see. Not from the information schema: that makes a temporary table, at which
-    /// MariaDB 10.11 was seen to crash.
-    async fn sessions_seen(&self, on: &mut MySqlConnection) -> SqlResult<Vec<i64>> {
-        let rows = sqlx::raw_sql("SHOW PROCESSLIST").fetch_all(on).await?;
-        rows.iter().map(|row| row.try_get_unchecked(0)).collect()
-    }
-
-    /// Deletes the row with the fence of sessions and locked rows, and the row that is locked, unless somebody has
-    /// them.
-    pub(super) async fn prune_kept(
-        &self,
-        on: &mut MySqlConnection,
-        fence: &[u8],
-        highest: i64,
-    ) -> SqlResult<u64> {
-        let row: Vec<u8> = std::iter::once(ROW).chain(fence.iter().skip(1).copied()).collect();
-        let (table, row, fence) = (self.quoted(), hex(&row), hex(fence));
-        let name = name_in_sql(&self.place());
-        let statements = format!(
-            "START TRANSACTION; SELECT 1 FROM {table} WHERE `key` = X'{row}' FOR UPDATE NOWAIT;
-            DELETE FROM {table} WHERE `key` = X'{fence}' AND fence <= {highest} AND IS_USED_LOCK({name}) IS NULL;
-            DELETE FROM {table} WHERE `key` = X'{row}'; COMMIT"
-        );
-        match sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await {
-            Ok(done) => Ok(done.rows_affected()),
-            Err(error) => {
-                sqlx::raw_sql("ROLLBACK").execute(on).await?;
-                if LOCKED.contains(&number(&error)) { Ok(0) } else { Err(error) }
-            }
-        }
-    }
-
-    /// Whether somebody has locked a row. Nobody else can lock it in that moment.
-    async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> SqlResult<bool> {
-        let lock =
-            format!("SELECT 1 FROM {} WHERE `key` = {} FOR UPDATE NOWAIT", self.quoted(), literal(row));
-        match one(on, lock).await {
-            Ok(_) => Ok(false),
-            Err(error) if LOCKED.contains(&number(&error)) => Ok(true),
-            Err(error) => Err(error),
-        }
     }
 }
 
@@ -333,8 +178,8 @@ impl MysqlServer {
     }
 
     /// That of the next question.
-    pub(super) fn ending(&self) -> Ending {
-        Ending(self.asked.fetch_add(1, Ordering::Relaxed) & Ending::ALL)
+    fn ending(&self) -> Ending {
+        Ending::of(self.asked.fetch_add(1, Ordering::Relaxed))
     }
 
     /// See [`WRITES_ROWS`]. The server is asked once; each statement that relies on it looks for itself.
@@ -418,6 +263,111 @@ impl MysqlServer {
             None => Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
         };
         Ok((row.try_get(0)?, (1..=wanted.len()).map(taken).collect::<SqlResult<_>>()?))
+    }
+}
+
+impl SessionServer for MysqlServer {
+    const DIGEST: usize = DIGEST;
+
+    fn place(&self) -> String {
+        place(self.table())
+    }
+
+    fn counts(&self) -> bool {
+        self.fences
+    }
+
+    async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: bool) -> SqlResult<()> {
+        keep_alive(on, silence, locks_rows).await
+    }
+
+    async fn cancel(&self, on: &mut MySqlConnection, session: i64) -> SqlResult<()> {
+        kill(on, "QUERY", session).await
+    }
+
+    async fn end(&self, on: &mut MySqlConnection, session: i64) -> SqlResult<()> {
+        kill(on, "CONNECTION", session).await
+    }
+
+    async fn queue(on: &mut MySqlConnection, name: &Name, is_row: bool) -> SqlResult<bool> {
+        let (turn, limit) = (turn(name, is_row), TURN.as_secs());
+        waited(on, format!("SELECT CAST(GET_LOCK('{turn}', {limit}) AS SIGNED)")).await
+    }
+
+    async fn leave(on: &mut MySqlConnection, name: &Name, is_row: bool) -> SqlResult<()> {
+        let release = format!("DO RELEASE_LOCK('{}')", turn(name, is_row));
+        sqlx::raw_sql(AssertSqlSafe(release)).execute(on).await.map(drop)
+    }
+
+    async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted, _: bool) -> SqlResult<(i64, Found)> {
+        let name = &wanted.name;
+        let statements = format!(
+            "SELECT {SESSION}, `key` FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
+            self.quoted(),
+            hex(&name.row)
+        );
+        let mut locked = sqlx::raw_sql(AssertSqlSafe(statements.clone())).fetch_all(&mut *on).await;
+        if matches!(&locked, Err(error) if number(error) == Some(UNLOGGED)) {
+            let stricter = "ROLLBACK; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
+            sqlx::raw_sql(stricter).execute(&mut *on).await?;
+            locked = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await;
+        }
+        let is_there = match locked {
+            Ok(rows) => match rows.last() {
+                Some(row) if row.try_get::<&[u8], _>(1)? != name.row => return Err(misplaced()),
+                Some(row) => return Ok((row.try_get(0)?, Found::Free(None))),
+                None => false,
+            },
+            Err(error) if LOCKED.contains(&number(&error)) => true,
+            Err(error @ sqlx::Error::Database(_)) => {
+                sqlx::raw_sql("ROLLBACK").execute(on).await?;
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
+        let statements = format!(
+            "COMMIT; SELECT held.fence, held.holder, {SESSION}
+            FROM (SELECT 1) AS one LEFT JOIN {} AS held ON held.`key` = X'{}'; COMMIT",
+            self.quoted(),
+            hex(&name.fence)
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(on).await?;
+        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
+        let found = if is_there { Found::Locked(Some(Box::new(holder(row)?))) } else { Found::Missing };
+        Ok((row.try_get(2)?, found))
+    }
+
+    async fn make_row(&self, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
+        // An insert would wait for a row that is there and locked.
+        let there = format!("SELECT 1 FROM {} WHERE `key` = {}", self.quoted(), literal(&name.row));
+        if one(on, there).await?.is_some() {
+            return Ok(false);
+        }
+        // Never pruned, since that could take it from under a lock.
+        // One that was made and locked since then is waited for, as briefly as these servers allow.
+        let statements = format!(
+            "SET @dlock_patience = @@SESSION.innodb_lock_wait_timeout; SET SESSION innodb_lock_wait_timeout = 1;
+            INSERT IGNORE INTO {} (`key`, fence, expires, holder) VALUES (X'{}', 0, 9223372036854775807, X'')",
+            self.quoted(),
+            hex(&name.row)
+        );
+        let made = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await;
+        let restored =
+            sqlx::raw_sql("SET SESSION innodb_lock_wait_timeout = @dlock_patience").execute(on).await;
+        let made = match made {
+            Ok(made) => made.rows_affected() == 1,
+            Err(error) if LOCKED.contains(&number(&error)) => false,
+            Err(error) => return Err(error),
+        };
+        restored.map(|_| made)
+    }
+
+    async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
+        let count = counting(&self.quoted(), wanted, &session.to_string(), self.ending());
+        match counted(&sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?) {
+            Some(fence) => Ok(fence),
+            None => self.count_first(on, wanted, session).await,
+        }
     }
 }
 
@@ -507,79 +457,11 @@ impl Strategy for ByName<MysqlServer> {
     }
 }
 
-impl Strategy for ByRow<MysqlServer> {
-    type Server = MysqlServer;
-
-    const NAME: &'static str = "mysql-row";
-    const SHARED: bool = false;
-    const TAKES_AT_ONCE: bool = true;
-
-    async fn take(
-        others: &Others<MysqlServer>,
-        on: &mut MySqlConnection,
-        opened: Opened,
-        wanted: &[Wanted],
-    ) -> TakeResult {
-        take_row(others, on, opened, wanted).await
-    }
-
-    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
-        let awaited: String = names.iter().map(|name| format!(", {}", is_awaited(name, true))).collect();
-        let free = format!("SELECT {SESSION}{awaited}; COMMIT");
-        let rows = sqlx::raw_sql(AssertSqlSafe(free)).fetch_all(on).await?;
-        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        let freed = |place| Ok(Freed { awaited: row.try_get::<i64, _>(place)? == 1, held: true });
-        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<SqlResult<_>>()?))
-    }
-
-    async fn wait(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
-        let (table, row) = (server.quoted(), hex(&name.row));
-        let wait = format!("SELECT 1 FROM {table} WHERE `key` = X'{row}' FOR UPDATE");
-        sqlx::raw_sql(AssertSqlSafe(wait)).execute(on).await.map(|_| true)
-    }
-
-    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owner> {
-        if !server.is_locked(on, &name.row).await? {
-            return Ok(None);
-        }
-        let (table, fence) = (server.quoted(), literal(&name.fence));
-        let held = format!("SELECT fence, holder, token FROM {table} WHERE `key` = {fence}");
-        let Some(row) = one(on, held).await? else {
-            return Ok(Some((OwningSession::Hidden, Holder::default())));
-        };
-        let of_grant: Option<Vec<u8>> = row.try_get(2)?;
-        let mut seen = server.sessions_seen(on).await?.into_iter();
-        let session = seen.find(|session| of_grant == Some(token(*session)));
-        Ok(Some((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(&row)?)))
-    }
-
-    async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
-        let tokens = server.sessions_seen(on).await?.into_iter();
-        let tokens: Vec<_> = tokens.map(|session| literal(&token(session))).collect();
-        let granted = format!(
-            "SELECT fence, holder, `key` FROM {} WHERE `key` > X'{FENCE:x}' AND token IN ({})",
-            server.quoted(),
-            tokens.join(", ")
-        );
-        let rows = sqlx::raw_sql(AssertSqlSafe(granted)).fetch_all(&mut *on).await?;
-        let mut all = Vec::new();
-        for row in &rows {
-            let mut locked: Vec<u8> = row.try_get(2)?;
-            locked[0] = ROW;
-            if let Some(key) = Name::key(&locked)
-                && server.is_locked(on, &locked).await?
-            {
-                all.push((key, holder(row)?));
-            }
-        }
-        Ok(all)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::mysql::failure::classify;
+    use crate::table::TableName;
 
     #[test]
     fn a_limit_for_idle_transactions_is_refused_where_it_is_shorter_than_the_silence_that_holders_count_on() {

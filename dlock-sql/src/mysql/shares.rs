@@ -12,38 +12,22 @@ use dlock_core::{Holder, Key, Token};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
+use super::answers::{bytes, holder};
 use super::failure::{UNLOGGED, number};
 use super::line::{Line, range};
-use super::server::{MysqlServer, bytes, holder};
-use super::statements::{LONGEST_LINE, NOW, is_barred, is_wanted, kept_for_line, mark_of, turn, unmarked};
+use super::server::MysqlServer;
+use super::statements::{
+    ADOPTED, BUSY, CONFLICT, GRANTED, KEPT_OUT, LONGEST_LINE, NOW, SPARE, is_barred, is_wanted,
+    kept_for_line, mark_of, permits, text, turn, unmarked,
+};
 use super::values::literal;
-use crate::rows::{Beside, Places, Resized, ShareAsk, ShareTaken, free_in, kept};
-use crate::server::{Lease, Server, SqlResult};
+use crate::protocol::{Lease, SqlResult};
+use crate::rows::ShareTable;
+use crate::rows::line::{LineSeen, Places};
+use crate::rows::shares::{Beside, Resized, ShareAsk, ShareTaken, free_in, kept};
+use crate::server::Server;
 use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::micros;
-
-/// What is left of a line for what is added to it.
-const SPARE: usize = 96;
-
-/// The words of an attempt for the statements.
-pub(super) const GRANTED: i64 = 1;
-pub(super) const ADOPTED: i64 = 2;
-pub(super) const BUSY: i64 = 3;
-const KEPT_OUT: i64 = 4;
-const CONFLICT: i64 = 5;
-
-/// How many permits the row `of` says there are.
-pub(super) fn permits(of: &str) -> String {
-    format!(
-        "IF(LOCATE(' {SEVERAL}=', {of}.holder) = 0, 0, CAST(SUBSTRING_INDEX(SUBSTRING_INDEX({of}.holder, ' {SEVERAL}=', -1), \
-         ' ', 1) AS SIGNED))"
-    )
-}
-
-pub(super) fn text(line: &str) -> String {
-    let bytes = line.as_bytes();
-    literal(&bytes[..bytes.len().min(LONGEST_LINE - SPARE)])
-}
 
 /// The rows of all who have a share at this moment, as `held`.
 fn shares(beside: &Beside) -> String {
@@ -88,11 +72,59 @@ impl MysqlServer {
         }
     }
 
-    pub(super) async fn take_several(
-        &self,
-        on: &mut MySqlConnection,
-        ask: &ShareAsk,
-    ) -> SqlResult<ShareTaken> {
+    async fn release_several(&self, on: &mut MySqlConnection, key: &Key, token: &Token) -> SqlResult<bool> {
+        let (table, beside, line) = (self.quoted(), Beside::of(key), range(&Places::of(key)));
+        let (key, own, token) = (literal(bytes(key)), literal(&beside.own(token)), literal(token.as_bytes()));
+        let look = format!(
+            "SELECT {NOW}, COALESCE(main.token = {SHARED} AND main.expires > {NOW}, FALSE), COALESCE({permits}, 0),
+                own.`key` IS NOT NULL, beside.last, COALESCE(main.token = {token} AND main.expires > {NOW}, FALSE),
+                HEX((SELECT held.token FROM {table} AS held WHERE {line} AND held.expires > {NOW} ORDER BY held.`key` LIMIT 1))
+            INTO @dlock_now, @dlock_several, @dlock_permits, @dlock_own, @dlock_last, @dlock_alone, @dlock_next
+            FROM (SELECT 1) AS one LEFT JOIN {table} AS main ON main.`key` = {key}
+            LEFT JOIN {table} AS own ON own.`key` = {own} AND own.token = {token} AND own.expires > {NOW}
+            LEFT JOIN (SELECT MAX(held.expires) AS last FROM {table} AS held
+                WHERE {shares} AND held.`key` <> {own}) AS beside ON TRUE",
+            SHARED = literal(&SHARED),
+            permits = permits("main"),
+            shares = shares(&beside),
+        );
+        let statements = [
+            self.lock(&key),
+            look,
+            format!("DELETE FROM {table} WHERE `key` = {own}"),
+            format!("DELETE FROM {table} WHERE `key` = {} AND token = {token}", literal(&beside.preferred)),
+            format!(
+                "UPDATE {table} SET
+                    expires = IF({turns}, @dlock_now + {kept_for_line},
+                        IF(@dlock_several, IF(@dlock_permits > 0, GREATEST(@dlock_now + {}, COALESCE(@dlock_last, 0)),
+                        COALESCE(@dlock_last, @dlock_now)), IF({wanted}, LEAST(expires, @dlock_now + {kept_for_line}), expires))),
+                    token = IF(@dlock_several AND (@dlock_permits > 0 OR @dlock_last IS NOT NULL), token,
+                        IF({turns} OR NOT @dlock_several AND {wanted}, {turn}, NULL)),
+                    holder = IF({turns}, {mark_of_next}, holder)
+                WHERE `key` = {key} AND (token = {token} OR @dlock_several AND @dlock_own)",
+                micros(PERMITS_REMEMBERED),
+                // The last of those who read leaves it to those in line.
+                turns = "(@dlock_several AND @dlock_permits = 0 AND @dlock_last IS NULL AND @dlock_next IS NOT NULL)",
+                mark_of_next = mark_of("UNHEX(@dlock_next)"),
+                wanted = is_wanted(""),
+                kept_for_line = kept_for_line(),
+                turn = turn(),
+            ),
+            "SELECT CAST(@dlock_alone OR @dlock_several AND @dlock_own AS SIGNED)".to_owned(),
+        ];
+        let rows = self.in_one_message(on, &statements).await?;
+        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
+        Ok(row.try_get::<i64, _>(0)? == 1)
+    }
+
+    /// Locks the row of a key, if there is one.
+    pub(super) fn lock(&self, key: &str) -> String {
+        format!("SELECT COUNT(*) INTO @dlock_count FROM {} WHERE `key` = {key} FOR UPDATE", self.quoted())
+    }
+}
+
+impl ShareTable for MysqlServer {
+    async fn take_share(&self, on: &mut MySqlConnection, ask: &ShareAsk) -> SqlResult<ShareTaken> {
         let (table, beside) = (self.quoted(), Beside::of(&ask.key));
         let (key, token) = (literal(bytes(&ask.key)), literal(ask.token.as_bytes()));
         let (preferred, own) = (literal(&beside.preferred), literal(&beside.own(&ask.token)));
@@ -243,57 +275,27 @@ impl MysqlServer {
         })
     }
 
-    pub(super) async fn release_several(
+    async fn release_share(
         &self,
         on: &mut MySqlConnection,
         key: &Key,
         token: &Token,
+        fair: bool,
     ) -> SqlResult<bool> {
-        let (table, beside, line) = (self.quoted(), Beside::of(key), range(&Places::of(key)));
-        let (key, own, token) = (literal(bytes(key)), literal(&beside.own(token)), literal(token.as_bytes()));
-        let look = format!(
-            "SELECT {NOW}, COALESCE(main.token = {SHARED} AND main.expires > {NOW}, FALSE), COALESCE({permits}, 0),
-                own.`key` IS NOT NULL, beside.last, COALESCE(main.token = {token} AND main.expires > {NOW}, FALSE),
-                HEX((SELECT held.token FROM {table} AS held WHERE {line} AND held.expires > {NOW} ORDER BY held.`key` LIMIT 1))
-            INTO @dlock_now, @dlock_several, @dlock_permits, @dlock_own, @dlock_last, @dlock_alone, @dlock_next
-            FROM (SELECT 1) AS one LEFT JOIN {table} AS main ON main.`key` = {key}
-            LEFT JOIN {table} AS own ON own.`key` = {own} AND own.token = {token} AND own.expires > {NOW}
-            LEFT JOIN (SELECT MAX(held.expires) AS last FROM {table} AS held
-                WHERE {shares} AND held.`key` <> {own}) AS beside ON TRUE",
-            SHARED = literal(&SHARED),
-            permits = permits("main"),
-            shares = shares(&beside),
-        );
-        let statements = [
-            self.lock(&key),
-            look,
-            format!("DELETE FROM {table} WHERE `key` = {own}"),
-            format!("DELETE FROM {table} WHERE `key` = {} AND token = {token}", literal(&beside.preferred)),
-            format!(
-                "UPDATE {table} SET
-                    expires = IF({turns}, @dlock_now + {kept_for_line},
-                        IF(@dlock_several, IF(@dlock_permits > 0, GREATEST(@dlock_now + {}, COALESCE(@dlock_last, 0)),
-                        COALESCE(@dlock_last, @dlock_now)), IF({wanted}, LEAST(expires, @dlock_now + {kept_for_line}), expires))),
-                    token = IF(@dlock_several AND (@dlock_permits > 0 OR @dlock_last IS NOT NULL), token,
-                        IF({turns} OR NOT @dlock_several AND {wanted}, {turn}, NULL)),
-                    holder = IF({turns}, {mark_of_next}, holder)
-                WHERE `key` = {key} AND (token = {token} OR @dlock_several AND @dlock_own)",
-                micros(PERMITS_REMEMBERED),
-                // The last of those who read leaves it to those in line.
-                turns = "(@dlock_several AND @dlock_permits = 0 AND @dlock_last IS NULL AND @dlock_next IS NOT NULL)",
-                mark_of_next = mark_of("UNHEX(@dlock_next)"),
-                wanted = is_wanted(""),
-                kept_for_line = kept_for_line(),
-                turn = turn(),
-            ),
-            "SELECT CAST(@dlock_alone OR @dlock_several AND @dlock_own AS SIGNED)".to_owned(),
-        ];
-        let rows = self.in_one_message(on, &statements).await?;
-        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(row.try_get::<i64, _>(0)? == 1)
+        if fair { self.leave_line(on, key, token).await } else { self.release_several(on, key, token).await }
     }
 
-    pub(super) async fn renew_several(
+    async fn look_in_line(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        token: &Token,
+        place: i64,
+    ) -> SqlResult<Option<LineSeen>> {
+        self.see_line(on, key, token, place).await
+    }
+
+    async fn renew_shares(
         &self,
         on: &mut MySqlConnection,
         leases: &[Lease],
@@ -343,7 +345,7 @@ impl MysqlServer {
         Ok((places.len() < leases.len()).then_some(places))
     }
 
-    pub(super) async fn let_others_read(
+    async fn downgrade(
         &self,
         on: &mut MySqlConnection,
         key: &Key,
@@ -392,7 +394,17 @@ impl MysqlServer {
         Ok(row.try_get::<i64, _>(0)? == 1)
     }
 
-    pub(super) async fn all_who_hold(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Occupancy> {
+    async fn leave_share(
+        &self,
+        on: &mut MySqlConnection,
+        key: &Key,
+        token: &Token,
+        taken_for: Duration,
+    ) -> SqlResult<bool> {
+        self.leave_several(on, key, token, taken_for).await
+    }
+
+    async fn occupancy(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Occupancy> {
         let (table, shared) = (self.quoted(), literal(&SHARED));
         // One statement, so that all is of one moment.
         let all = format!(
@@ -420,12 +432,7 @@ impl MysqlServer {
         Ok(Occupancy::new(Some(permits).filter(|permits| *permits > 0), holders))
     }
 
-    pub(super) async fn resize_semaphore(
-        &self,
-        on: &mut MySqlConnection,
-        key: &Key,
-        permits_wanted: u32,
-    ) -> SqlResult<Resized> {
+    async fn resize(&self, on: &mut MySqlConnection, key: &Key, permits_wanted: u32) -> SqlResult<Resized> {
         let (table, shared, beside) = (self.quoted(), literal(&SHARED), Beside::of(key));
         let key = literal(bytes(key));
         let look = format!(
@@ -454,11 +461,6 @@ impl MysqlServer {
             0 => Resized::Missing,
             before => Resized::Was(before),
         })
-    }
-
-    /// Locks the row of a key, if there is one.
-    pub(super) fn lock(&self, key: &str) -> String {
-        format!("SELECT COUNT(*) INTO @dlock_count FROM {} WHERE `key` = {key} FOR UPDATE", self.quoted())
     }
 }
 

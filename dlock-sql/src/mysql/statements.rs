@@ -9,10 +9,12 @@ use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::values::literal;
-use crate::rows::{AT_ONCE, KEPT_FOR_LINE};
-use crate::stored::{self, IN_LINE, TURN};
+use crate::protocol::AT_ONCE;
+use crate::rows::line::KEPT_FOR_LINE;
+use crate::session::name::Name;
+use crate::stored::{self, IN_LINE, SEVERAL, TURN};
 use crate::table::TableName;
-use crate::text::{sql, statements};
+use crate::text::{hex, sql, statements};
 
 /// The script that makes the table.
 pub(super) const SCHEMA: &str = include_str!("schema.sql");
@@ -57,6 +59,9 @@ pub(super) struct MysqlStatements {
 
 /// The server's time in microseconds.
 pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// How many bytes of the digest of a name are in a name.
+pub(super) const DIGEST: usize = 24;
 
 /// What a release says.
 pub(super) const RUNNING: u64 = 1;
@@ -114,7 +119,7 @@ fn is_taken() -> String {
 
 impl MysqlStatements {
     pub(super) fn of(table: &TableName) -> Self {
-        let place = super::session::place(table);
+        let place = place(table);
         let table = table.quoted('`');
         let is_old = is_old();
         let mark = stored::AWAITED;
@@ -189,7 +194,7 @@ impl MysqlStatements {
                 "SELECT `key`, fence FROM {table} WHERE `key` > COALESCE(?, X'') AND (`key` < X'FE' AND {is_old}
                     OR `key` >= X'FF' AND fence <= {NOW} - ? AND IS_USED_LOCK({}) IS NULL)
                 ORDER BY `key` LIMIT {AT_ONCE}",
-                super::session::name_in_sql(&place)
+                name_in_sql(&place)
             )),
             keep: sql(format!("UPDATE {table} SET fence = GREATEST(fence, ?) WHERE `key` = X''")),
             mark: sql(format!("SELECT holder FROM {table} WHERE `key` = X''")),
@@ -233,6 +238,42 @@ impl MysqlStatements {
             self.table
         ))
     }
+}
+
+/// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables
+/// only wait for each other.
+pub(super) fn place(table: &TableName) -> String {
+    table.quoted('`').to_lowercase()
+}
+
+/// The name of the row with the fence that a statement looks at.
+pub(super) fn name_in_sql(place: &str) -> String {
+    let (prefix, key) = (hex(&Name::prefix(place)), "SUBSTRING(`key`, 2)");
+    let input = format!("CONCAT(X'{prefix}', UNHEX(LPAD(HEX(LENGTH({key})), 16, '0')), {key})");
+    format!("CONCAT('dlock:', LEFT(SHA2({input}, 256), {}))", DIGEST * 2)
+}
+
+/// What is left of a line for what is added to it.
+pub(super) const SPARE: usize = 96;
+
+/// The words of an attempt for the statements.
+pub(super) const GRANTED: i64 = 1;
+pub(super) const ADOPTED: i64 = 2;
+pub(super) const BUSY: i64 = 3;
+pub(super) const KEPT_OUT: i64 = 4;
+pub(super) const CONFLICT: i64 = 5;
+
+/// How many permits the row `of` says there are.
+pub(super) fn permits(of: &str) -> String {
+    format!(
+        "IF(LOCATE(' {SEVERAL}=', {of}.holder) = 0, 0, CAST(SUBSTRING_INDEX(SUBSTRING_INDEX({of}.holder, ' {SEVERAL}=', -1), \
+         ' ', 1) AS SIGNED))"
+    )
+}
+
+pub(super) fn text(line: &str) -> String {
+    let bytes = line.as_bytes();
+    literal(&bytes[..bytes.len().min(LONGEST_LINE - SPARE)])
 }
 
 fn is_held() -> String {

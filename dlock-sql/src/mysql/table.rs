@@ -3,7 +3,7 @@
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::failure::{MISTYPED, UNKEYED, UNTRANSACTED, VIEW};
-use crate::server::SqlResult;
+use crate::protocol::SqlResult;
 
 /// Refuses a table whose rows cannot be locked.
 pub(crate) async fn check_engine(on: &mut MySqlConnection, table: &str) -> SqlResult<()> {
@@ -54,6 +54,20 @@ fn shape(created: &str) -> Option<&'static str> {
         index.is_some_and(|(kind, _)| kind.starts_with("PRIMARY KEY"))
     });
     (!has_key).then_some(UNKEYED)
+}
+
+/// The database that a connection is in.
+pub(super) async fn current(on: &mut MySqlConnection) -> SqlResult<Option<String>> {
+    let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS BINARY)").fetch_one(on).await?;
+    let name: Option<Vec<u8>> = row.try_get(0)?;
+    Ok(name.map(|name| String::from_utf8_lossy(&name).into_owned()))
+}
+
+/// Enters the database that a connection is in once more. The server looks up the rights on a database at that moment;
+/// those on all databases when a connection is opened, and those on a table for each statement.
+pub(super) async fn enter_again(on: &mut MySqlConnection) -> SqlResult<()> {
+    let Some(name) = current(on).await? else { return Ok(()) };
+    sqlx::raw_sql(AssertSqlSafe(format!("USE `{}`", name.replace('`', "``")))).execute(on).await.map(drop)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, RawSql, SqlStr};
 
 use super::failure::number;
-use crate::server::SqlResult;
+use crate::protocol::SqlResult;
 use crate::text::hex;
 
 /// The error of a statement that could not be prepared: all programs on the server share one limit,

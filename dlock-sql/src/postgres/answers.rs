@@ -6,7 +6,7 @@ use dlock_core::{Holder, Key};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use crate::server::{Released, SqlResult, Taken};
+use crate::protocol::{Released, SqlResult, Taken};
 use crate::stored::{self, TURN};
 
 /// When to ask again for a row that is kept for those in line after its lease.

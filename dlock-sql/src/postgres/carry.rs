@@ -6,11 +6,13 @@ use dlock_core::backend::{LEFT_BEHIND, Mode};
 use dlock_core::{Key, Token};
 use sqlx::{PgConnection, Row};
 
-use super::server::{PostgresServer, bytes};
-use super::shares::{asked, standing, us};
+use super::answers::bytes;
+use super::server::PostgresServer;
+use super::statements::{asked, standing, us};
 use super::values::Value::{Bytes, Number, Text};
-use crate::rows::{Beside, ShareAsk};
-use crate::server::{Server, SqlResult};
+use crate::protocol::SqlResult;
+use crate::rows::shares::{Beside, ShareAsk};
+use crate::server::Server;
 use crate::stored::SEVERAL;
 use crate::text::micros;
 

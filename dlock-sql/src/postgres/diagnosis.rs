@@ -3,8 +3,8 @@
 use dlock_core::backend::Finding;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
-use crate::diagnosis::{Facts, Judge, is_on, leading, unless};
-use crate::server::SqlResult;
+use crate::findings::{Facts, Judge, is_on, leading, unless};
+use crate::protocol::SqlResult;
 use crate::table::TableName;
 
 /// Whoever may connect may read all of these.

@@ -4,8 +4,7 @@ use dlock_core::Failure;
 use sqlx::Error;
 use sqlx::postgres::PgDatabaseError;
 
-use crate::failure::{READ_ONLY, fault, unfit};
-use crate::server::Fault;
+use crate::failure::{Fault, READ_ONLY, fault, unfit};
 use crate::table::TableName;
 
 /// The error of a server, or of a user, that may have no connection more.
@@ -44,7 +43,17 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
         let again = matches!(&*code, "40001" | "40P01" | "55P03");
         // 25006: perhaps another server is the primary now.
         let broken = fatal || code.starts_with("08") || code == "25006";
-        Fault { failure: of_code(&code, table), again, broken }
+        // A session that does not begin has looked at no table yet.
+        let failure = match &*code {
+            "22023" | "42601" | "42704" if fatal => Failure::invalid_config(
+                "the server refuses a setting of the connection; correct `options` in the URL, or what is set for the \
+                 role or the database",
+            ),
+            // A refusal that ends the connection is one to log in.
+            "42501" if fatal => no_connection(),
+            code => of_code(code, table),
+        };
+        Fault { failure, again, broken }
     })
 }
 
@@ -55,13 +64,17 @@ pub(super) fn no_table(table: &TableName) -> Failure {
     ))
 }
 
+fn no_connection() -> Failure {
+    Failure::denied("the user may not connect to the database; GRANT CONNECT ON DATABASE it TO the user")
+}
+
 fn of_code(code: &str, table: &TableName) -> Failure {
     match code {
         "42P01" => no_table(table),
         "42501" => Failure::denied(format!(
-            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and DELETE for readers and permits; \
-             USAGE on its schema, CREATE on one of the search path to migrate; to end another role's \
-             session by force, make the user a member of pg_signal_backend)"
+            "the user has too few rights; GRANT SELECT, INSERT, UPDATE ON {table} (and DELETE for readers and permits, \
+             and for waiters in line; USAGE on its schema, CREATE on one of the search path to migrate; EXECUTE on a \
+             function that is named; to end another role's session by force, make the user a member of pg_signal_backend)"
         )),
         "42703" | "42804" | "42883" => Failure::invalid_config(format!(
             "table {table} is not a lock table of this version; choose another table name"

@@ -5,12 +5,15 @@ use std::time::Duration;
 use dlock_core::{Key, Token};
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
-use super::server::{PostgresServer, bytes, holder};
-use super::shares::{asked, standing, us};
-use super::statements::{MARK_LENGTH, kept_for_line, mark_of, turn, unmarked};
+use super::answers::{bytes, holder};
+use super::server::PostgresServer;
+use super::statements::{MARK_LENGTH, asked, kept_for_line, mark_of, standing, turn, unmarked, us};
 use super::values::Value::{Bytes, Text};
-use crate::rows::{Beside, KEPT, KEPT_LONGER, KEPT_PER_PLACE, LineSeen, Places, ShareAsk, TURNS};
-use crate::server::{Server, SqlResult};
+use crate::protocol::SqlResult;
+use crate::releases::TURNS;
+use crate::rows::line::{KEPT, KEPT_LONGER, KEPT_PER_PLACE, LineSeen, Places};
+use crate::rows::shares::{Beside, ShareAsk};
+use crate::server::Server;
 use crate::text::micros;
 
 /// What is added to an attempt, in its places.

@@ -7,16 +7,17 @@ use std::time::Duration;
 use dlock_core::Failure;
 use dlock_core::backend::notify::{Connection, Event, Source};
 use dlock_core::backend::within;
+use sqlx::Postgres;
 use sqlx::postgres::PgListener;
 
-use super::server::PostgresServer;
 use crate::connector::Connector;
+use crate::driver::Driver;
 
 /// What is said where it cannot be used.
 const DEAF: &str = "nothing listens for releases";
 
 /// Opens it.
-pub(super) struct Listening(pub(super) Arc<Connector<PostgresServer>>);
+pub(super) struct Listening<S: Driver>(pub(super) Arc<Connector<S>>);
 
 /// A connection that listens, and what it has to tell of itself.
 pub(super) struct ListeningConnection {
@@ -24,7 +25,7 @@ pub(super) struct ListeningConnection {
     subscribed: VecDeque<Event>,
 }
 
-impl Source for Listening {
+impl<S: Driver<Database = Postgres>> Source for Listening<S> {
     type Connection = ListeningConnection;
 
     /// Leaving a channel and coming back to it costs a statement each.

@@ -1,21 +1,25 @@
 //! Locks of PostgreSQL's sessions and transactions.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row, SqlStr};
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 
+use super::failure::{OUTDATED, UNPREPARED};
 use super::server::PostgresServer;
-use super::statements::ADVISORY;
+use super::statements::{ADVISORY, counting, place};
+use super::values::{self, Value};
 use crate::failure::misplaced;
-use crate::server::{Server, SqlResult, Taken};
-use crate::session::{
-    ByName, ByRow, Freed, Name, Opened, Others, Owner, OwningSession, Sessions, Strategy, TURN, TakeResult,
-    Wanted, settle_names, take_row,
-};
+use crate::protocol::{SqlResult, Taken};
+use crate::server::Server;
+use crate::session::Sessions;
+use crate::session::name::Name;
+use crate::session::protocol::{Found, Freed, Opened, Owner, OwningSession, TURN, TakeResult, Wanted};
+use crate::session::session_server::SessionServer;
+use crate::session::strategy::{ByName, ByRow, Others, Strategy, settle_names, take_row};
 use crate::stored;
-use crate::table::TableName;
 use crate::text::{hex, sql};
 
 /// Locks that a session of a PostgreSQL server keeps (`pg_try_advisory_lock`): see [`Sessions`].
@@ -58,63 +62,24 @@ pub type PostgresRowLocks = Sessions<ByRow<PostgresServer>>;
 /// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a
 /// statement wait while others need a sign of life. Where the server cannot notice a client that is gone, the setting
 /// was left at 0 when the connection was opened, and any other value is an error.
-pub(super) const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
+const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
     ('client_connection_check_interval', '1s'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), \
     ('tcp_keepalives_count', '3'), ('idle_session_timeout', $1), ('idle_in_transaction_session_timeout', $1), \
     ('transaction_timeout', '0'), ('statement_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed'), \
     ('synchronous_commit', 'off')) AS ours (name, value) USING (name) \
     WHERE name <> 'client_connection_check_interval' OR setting <> '0'";
-const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-const SESSION: &str = "pg_backend_pid()::bigint";
-/// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
-const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
-
 /// For a row called `locked`: the transaction that has locked it, without waiting for it and without getting in its
 /// way.
 const TRANSACTION: &str =
     "pg_locks ON locktype = 'transactionid' AND granted AND transactionid = locked.xmax";
-
-/// The table among all that a name may be of.
-pub(super) fn place(table: &TableName) -> String {
-    format!("{}.\"{}\"", table.schema().unwrap_or_default(), table.name())
-}
 
 fn number(name: &Name) -> i64 {
     let [a, b, c, d, e, f, g, h, ..] = name.digest;
     i64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// Prepares what locks a row, on the connection that does it again and again.
-pub(super) fn lock_row(table: &str) -> SqlStr {
-    let ours = format!("(SELECT $2 AS name, {SESSION} AS session, $3 AS whose FROM locked) AS ours");
-    sql(format!(
-        "PREPARE dlock_count (bytea, bytea, text) AS
-            WITH locked AS MATERIALIZED (SELECT FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED),
-            counted AS ({})
-            SELECT fence, 'counted' AS step FROM counted;
-        PREPARE dlock_lock (bytea) AS SELECT 'locked' AS step FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED;
-        PREPARE dlock_look (bytea, bytea) AS
-            SELECT fence, holder, {SESSION}, EXISTS (SELECT FROM {table} WHERE key = $1), token = int8send({SESSION}),
-                'seen' AS step
-            FROM (SELECT) AS one LEFT JOIN {table} ON key = $2",
-        counting(table, &ours)
-    ))
-}
-
-/// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
-pub(super) fn counting(table: &str, from: &str) -> String {
-    format!(
-        r#"INSERT INTO {table} AS held (key, token, fence, expires, holder)
-        SELECT name, int8send(session), greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')), '-infinity', whose
-        FROM {from}
-        ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
-            token = excluded.token, holder = excluded.holder
-        RETURNING fence, {HASTE}"#
-    )
-}
-
 /// The turn among those who wait for a lock: two numbers, which are never mixed up with the one of a lock.
-pub(super) fn turn(name: &Name, is_row: bool) -> String {
+fn turn(name: &Name, is_row: bool) -> String {
     let (one, other) = turn_numbers(name, is_row);
     format!("{one}, {other}")
 }
@@ -129,7 +94,7 @@ fn turn_numbers(name: &Name, is_row: bool) -> (i32, i32) {
 ///
 /// That it waited for as long as it may, or was cancelled, is caught where it happens, so that the server does not
 /// write an error into its log for each waiter.
-pub(super) async fn waited(on: &mut PgConnection, statement: &str) -> SqlResult<bool> {
+async fn waited(on: &mut PgConnection, statement: &str) -> SqlResult<bool> {
     // In one message, not prepared: the settings are of this transaction.
     let settings = format!(
         "SELECT set_config('lock_timeout', '{}ms', true), set_config('statement_timeout', '0', true),
@@ -151,7 +116,7 @@ pub(super) async fn waited(on: &mut PgConnection, statement: &str) -> SqlResult<
     }
 }
 
-pub(super) fn fence(row: &PgRow, column: usize) -> SqlResult<Option<Fence>> {
+fn fence(row: &PgRow, column: usize) -> SqlResult<Option<Fence>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.and_then(stored::fence))
 }
 
@@ -170,7 +135,7 @@ fn answers(row: &PgRow, column: usize, number: i64) -> SqlResult<()> {
 }
 
 /// Somebody has it; who, if the row with the fence says so.
-pub(super) fn holder(row: &PgRow) -> SqlResult<Holder> {
+fn holder(row: &PgRow) -> SqlResult<Holder> {
     let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
     holder.fence = fence(row, 0)?;
     Ok(holder)
@@ -183,39 +148,9 @@ fn owner(row: &PgRow) -> SqlResult<(OwningSession, Holder)> {
     Ok((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(row)?))
 }
 
-/// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session; the number, by
-/// which the answer is that to this question.
-pub(super) fn take_name(table: &str) -> SqlStr {
-    sql(format!(
-        "WITH asked AS MATERIALIZED (
-            SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
-        ), counted AS ({})
-        SELECT fence, NULL::text, {SESSION}, $1 FROM counted
-        UNION ALL
-        SELECT fence, coalesce(holder, ''), {SESSION}, $1 FROM asked LEFT JOIN {table} ON key = name WHERE NOT got",
-        counting(table, "asked WHERE got")
-    ))
-}
-
-/// The same of many, in their order.
-pub(super) fn take_names(table: &str) -> SqlStr {
-    sql(format!(
-        "WITH asked AS MATERIALIZED (
-            SELECT place, number, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
-            FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
-                AS listed (number, name, whose, place)
-        ), counted AS ({}, key)
-        SELECT fence, NULL::text, {SESSION}, number, place FROM counted JOIN asked ON key = name
-        UNION ALL
-        SELECT fence, coalesce(holder, ''), {SESSION}, number, place FROM asked LEFT JOIN {table} ON key = name WHERE NOT got
-        ORDER BY place",
-        counting(table, "asked WHERE got")
-    ))
-}
-
 impl PostgresServer {
     async fn take_one(&self, on: &mut PgConnection, wanted: &Wanted) -> SqlResult<(i64, Vec<Taken>)> {
-        let row = sqlx::query(self.statements().take_name.clone())
+        let row = sqlx::query(self.statements.take_name.clone())
             .bind(number(&wanted.name))
             .bind(&wanted.name.fence)
             .bind(&wanted.holder)
@@ -230,7 +165,7 @@ impl PostgresServer {
         let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
         let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
         let holders: Vec<&str> = wanted.iter().map(|wanted| &*wanted.holder).collect();
-        let query = sqlx::query(self.statements().take_names.clone()).bind(numbers).bind(names).bind(holders);
+        let query = sqlx::query(self.statements.take_names.clone()).bind(numbers).bind(names).bind(holders);
         let rows = query.fetch_all(on).await?;
         if rows.len() != wanted.len() {
             return Err(sqlx::Error::RowNotFound);
@@ -298,6 +233,110 @@ impl PostgresServer {
     }
 }
 
+impl SessionServer for PostgresServer {
+    const DIGEST: usize = 8;
+
+    fn place(&self) -> String {
+        place(self.table())
+    }
+
+    fn counts(&self) -> bool {
+        self.fences
+    }
+
+    async fn keep_alive(on: &mut PgConnection, silence: Duration, _: bool) -> SqlResult<()> {
+        let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
+        sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
+    }
+
+    async fn cancel(&self, on: &mut PgConnection, session: i64) -> SqlResult<()> {
+        let cancel = sqlx::query("SELECT pg_cancel_backend($1::bigint::integer)").bind(session);
+        cancel.execute(on).await.map(drop)
+    }
+
+    async fn end(&self, on: &mut PgConnection, session: i64) -> SqlResult<()> {
+        let end = sqlx::query("SELECT pg_terminate_backend($1::bigint::integer)").bind(session);
+        end.execute(on).await.map(drop)
+    }
+
+    async fn queue(on: &mut PgConnection, name: &Name, is_row: bool) -> SqlResult<bool> {
+        waited(on, &format!("pg_advisory_lock({})", turn(name, is_row))).await
+    }
+
+    async fn leave(on: &mut PgConnection, _: &Name, _: bool) -> SqlResult<()> {
+        sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(on).await.map(drop)
+    }
+
+    // In one message. Where grants are counted it has two transactions: the first one counts, if nobody has the row,
+    // so that the fence stays whatever becomes of the second one, which keeps the row. The fence is that of the grant
+    // if it is still the last one when the row is locked again: nobody else counts from then on.
+    async fn lock_row(
+        &self,
+        on: &mut PgConnection,
+        wanted: &Wanted,
+        is_new: bool,
+    ) -> SqlResult<(i64, Found)> {
+        let Name { row, fence: counted, .. } = &wanted.name;
+        let values = [Value::Bytes(row), Value::Bytes(counted), Value::Text(&wanted.holder)];
+        let count = if self.fences { "BEGIN; EXECUTE dlock_count($1, $2, $3); COMMIT; " } else { "" };
+        let statements = format!("{count}BEGIN; EXECUTE dlock_lock($1); EXECUTE dlock_look($1, $2)");
+        let statements = sql(values::written_into(&statements, &values));
+        if is_new {
+            sqlx::raw_sql(self.statements.lock_row.clone()).execute(&mut *on).await?;
+        }
+        // They may be gone since.
+        let mut prepares = true;
+        let rows = loop {
+            let error = match sqlx::raw_sql(statements.clone()).fetch_all(&mut *on).await {
+                Err(sqlx::Error::Database(error)) => error,
+                rows => break rows?,
+            };
+            sqlx::raw_sql("ROLLBACK").execute(&mut *on).await?;
+            match error.code().as_deref() {
+                Some(UNPREPARED) if std::mem::take(&mut prepares) => {
+                    sqlx::raw_sql(self.statements.lock_row.clone()).execute(&mut *on).await?;
+                }
+                // Only a new connection prepares them for a table that was altered.
+                Some(OUTDATED) => return Err(sqlx::Error::Protocol("the table was altered".into())),
+                _ => return Err(sqlx::Error::Database(error)),
+            }
+        };
+        let step = |name| rows.iter().find(|row| row.try_get("step").is_ok_and(|step: &str| step == name));
+        let seen = step("seen").ok_or(sqlx::Error::RowNotFound)?;
+        let session = seen.try_get(2)?;
+        if step("locked").is_none() {
+            let is_there = seen.try_get::<bool, _>(3)?;
+            let found = if is_there { Found::Locked(Some(Box::new(holder(seen)?))) } else { Found::Missing };
+            sqlx::raw_sql("ROLLBACK").execute(on).await?;
+            return Ok((session, found));
+        }
+        let counted = step("counted").map_or(Ok(None), |row| fence(row, 0))?;
+        let is_last = seen.try_get::<Option<bool>, _>(4)? == Some(true) && counted == fence(seen, 0)?;
+        Ok((session, Found::Free(counted.filter(|_| is_last))))
+    }
+
+    async fn make_row(&self, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
+        // Never pruned, since that could take it from under a lock.
+        let statement = format!(
+            r#"INSERT INTO {} (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
+            self.quoted()
+        );
+        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
+        Ok(made.rows_affected() == 1)
+    }
+
+    async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
+        let ours = "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose) AS ours";
+        let row = sqlx::query(AssertSqlSafe(counting(&self.quoted(), ours)))
+            .bind(&wanted.name.fence)
+            .bind(session)
+            .bind(&wanted.holder)
+            .fetch_all(on)
+            .await?;
+        fence(row.first().ok_or(sqlx::Error::RowNotFound)?, 0)?.ok_or(sqlx::Error::RowNotFound)
+    }
+}
+
 impl Strategy for ByName<PostgresServer> {
     type Server = PostgresServer;
 
@@ -328,9 +367,10 @@ impl Strategy for ByName<PostgresServer> {
     }
 
     async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
-        // Shared, so that nobody takes this moment for a lock.
-        let number = number(name);
-        waited(on, &format!("pg_advisory_lock_shared({number}), pg_advisory_unlock_shared({number})")).await
+        // Shared, so that nobody takes this moment for a lock. Of the transaction, which ends it in any case: a lock of
+        // the session would stay where a cancellation arrives between the lock and its release, and keep all others
+        // out for as long as this session waits.
+        waited(on, &format!("pg_advisory_xact_lock_shared({})", number(name))).await
     }
 
     async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owner> {

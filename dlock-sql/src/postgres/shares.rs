@@ -12,50 +12,23 @@ use dlock_core::{Holder, Key, Token};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
+use super::answers::{bytes, holder};
 use super::line::{Line, range};
-use super::server::{PostgresServer, bytes, holder};
-use super::statements::{channel_of_first, is_barred, is_wanted, kept_for_line, mark_of, turn, unmarked};
+use super::server::PostgresServer;
+use super::statements::{
+    asked, channel_of_first, is_wanted, kept_for_line, mark_of, standing, turn, unmarked, us,
+};
 use super::values::Value::{self, Bytes, Number, Text};
-use crate::rows::{Beside, Places, Resized, ShareAsk, ShareTaken, free_in, kept};
-use crate::server::{Lease, Server, SqlResult};
+use crate::protocol::{Lease, SqlResult};
+use crate::rows::ShareTable;
+use crate::rows::line::{LineSeen, Places};
+use crate::rows::shares::{Beside, Resized, ShareAsk, ShareTaken, free_in, kept};
+use crate::server::Server;
 use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::{hex, micros};
 
 /// In another one what is read would be of an earlier moment.
 const ISOLATED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED";
-
-/// The values of a step as a row, with one moment of the server's clock.
-pub(super) fn asked(values: &[(&str, Value<'_>)]) -> String {
-    let values: Vec<_> =
-        values.iter().map(|(name, value)| format!("{} AS {name}", value.literal())).collect();
-    format!("asked AS MATERIALIZED (SELECT {}, clock_timestamp() AS now)", values.join(", "))
-}
-
-/// The row of the key, and those of all who have a share of it at this moment.
-pub(super) fn standing(table: &str) -> String {
-    let shared = format!("decode('{}', 'hex')", hex(&SHARED));
-    format!(
-        r"main AS MATERIALIZED (
-            SELECT held.token, held.fence, held.expires, held.holder, held.awaited,
-                held.token IS NOT NULL AND held.token <> {turn} AND held.expires > now AS is_held,
-                {barred} AS is_barred, coalesce(held.token = {turn}, false) AS is_turn,
-                coalesce(held.token = {shared} AND held.expires > now, false) AS several,
-                coalesce(substring(held.holder FROM ' {SEVERAL}=([0-9]{{1,7}})$')::bigint, 0) AS permits
-            FROM asked JOIN {table} AS held ON held.key = asked.main
-        ), shares AS MATERIALIZED (
-            SELECT held.key = asked.own AS is_own, held.fence, held.expires, held.holder,
-                coalesce(substring(held.holder FROM '^([0-9]{{1,7}}) ')::bigint, 1) AS taken
-            FROM asked JOIN main ON several JOIN {table} AS held
-                ON held.key > asked.preferred AND held.key < asked.beyond AND held.expires > now
-        )",
-        turn = turn(),
-        barred = is_barred("held.", "now"),
-    )
-}
-
-pub(super) fn us(from: &str) -> String {
-    format!("(extract(epoch FROM {from}) * 1000000)::bigint")
-}
 
 fn later(from: &str, by: Duration) -> String {
     format!("{from} + {} * interval '1 microsecond'", micros(by))
@@ -73,7 +46,71 @@ impl PostgresServer {
         Ok(rows.pop())
     }
 
-    pub(super) async fn take_several(&self, on: &mut PgConnection, ask: &ShareAsk) -> SqlResult<ShareTaken> {
+    async fn release_several(&self, on: &mut PgConnection, key: &Key, token: &Token) -> SqlResult<bool> {
+        let beside = Beside::of(key);
+        let (own, channel) = (beside.own(token), self.channel(key));
+        let asked = asked(&[
+            ("main", Bytes(bytes(key))),
+            ("preferred", Bytes(&beside.preferred)),
+            ("own", Bytes(&own)),
+            ("beyond", Bytes(&beside.beyond)),
+            ("token", Bytes(token.as_bytes())),
+        ]);
+        let table = self.quoted();
+        let release = format!(
+            r"WITH {asked}, {standing}, others AS MATERIALIZED (
+                SELECT max(expires) AS last FROM shares WHERE NOT is_own
+            ), next_in_line AS MATERIALIZED (
+                SELECT held.token AS next FROM asked, main, others, {table} AS held
+                WHERE {line} AND held.expires > now AND several AND permits = 0 AND last IS NULL
+                ORDER BY held.key LIMIT 1
+            ), gone AS (
+                DELETE FROM {table} AS held USING asked WHERE held.key = asked.own
+            ), not_preferred AS (
+                DELETE FROM {table} AS held USING asked
+                WHERE held.key = asked.preferred AND held.token = asked.token RETURNING 1
+            ), freed AS (
+                UPDATE {table} AS held SET
+                    token = CASE WHEN several AND (permits > 0 OR last IS NOT NULL) THEN held.token
+                        WHEN next IS NOT NULL OR NOT several AND {wanted} THEN {turn} END,
+                    holder = coalesce({mark_of_next}, held.holder), awaited = held.awaited OR next IS NOT NULL,
+                    expires = CASE WHEN next IS NOT NULL THEN now + {kept_for_line}
+                        WHEN NOT several AND {wanted} THEN least(held.expires, now + {kept_for_line})
+                        WHEN NOT several THEN held.expires WHEN permits > 0 THEN greatest({remembered}, last)
+                        ELSE coalesce(last, now) END
+                FROM asked, main, others LEFT JOIN next_in_line ON true WHERE held.key = asked.main
+                    AND (held.token = asked.token OR EXISTS (SELECT FROM shares WHERE is_own))
+                RETURNING held.token IS NULL OR permits > 0 AS is_free, is_held,
+                    CASE WHEN held.token = {turn} THEN {first} END AS first
+            )
+            SELECT EXISTS (SELECT FROM freed WHERE is_held),
+                CASE WHEN EXISTS (SELECT FROM freed WHERE first IS NOT NULL) THEN pg_notify((SELECT first FROM freed), '')
+                WHEN main.awaited AND (EXISTS (SELECT FROM freed WHERE is_free) OR EXISTS (SELECT FROM not_preferred))
+                THEN pg_notify({channel}, '') END
+            FROM main",
+            standing = standing(&table),
+            line = range(&Places::of(key)),
+            mark_of_next = mark_of("next"),
+            remembered = later("now", PERMITS_REMEMBERED),
+            wanted = is_wanted("held."),
+            turn = turn(),
+            kept_for_line = kept_for_line(),
+            first = channel_of_first("held."),
+            channel = Text(&channel).literal(),
+        );
+        let row = self.in_one_message(on, &[self.lock(key), release]).await?;
+        row.map_or(Ok(false), |row| row.try_get(0))
+    }
+
+    /// Locks the row of a key, if there is one.
+    pub(super) fn lock(&self, key: &Key) -> String {
+        let key = Bytes(bytes(key)).literal();
+        format!("SELECT FROM {} WHERE key = {key} FOR UPDATE", self.quoted())
+    }
+}
+
+impl ShareTable for PostgresServer {
+    async fn take_share(&self, on: &mut PgConnection, ask: &ShareAsk) -> SqlResult<ShareTaken> {
         let beside = Beside::of(&ask.key);
         let own = beside.own(&ask.token);
         let is_alone = ask.mode == Mode::Exclusive;
@@ -208,68 +245,27 @@ impl PostgresServer {
         })
     }
 
-    pub(super) async fn release_several(
+    async fn release_share(
         &self,
         on: &mut PgConnection,
         key: &Key,
         token: &Token,
+        fair: bool,
     ) -> SqlResult<bool> {
-        let beside = Beside::of(key);
-        let (own, channel) = (beside.own(token), self.channel(key));
-        let asked = asked(&[
-            ("main", Bytes(bytes(key))),
-            ("preferred", Bytes(&beside.preferred)),
-            ("own", Bytes(&own)),
-            ("beyond", Bytes(&beside.beyond)),
-            ("token", Bytes(token.as_bytes())),
-        ]);
-        let table = self.quoted();
-        let release = format!(
-            r"WITH {asked}, {standing}, others AS MATERIALIZED (
-                SELECT max(expires) AS last FROM shares WHERE NOT is_own
-            ), next_in_line AS MATERIALIZED (
-                SELECT held.token AS next FROM asked, main, others, {table} AS held
-                WHERE {line} AND held.expires > now AND several AND permits = 0 AND last IS NULL
-                ORDER BY held.key LIMIT 1
-            ), gone AS (
-                DELETE FROM {table} AS held USING asked WHERE held.key = asked.own
-            ), not_preferred AS (
-                DELETE FROM {table} AS held USING asked
-                WHERE held.key = asked.preferred AND held.token = asked.token RETURNING 1
-            ), freed AS (
-                UPDATE {table} AS held SET
-                    token = CASE WHEN several AND (permits > 0 OR last IS NOT NULL) THEN held.token
-                        WHEN next IS NOT NULL OR NOT several AND {wanted} THEN {turn} END,
-                    holder = coalesce({mark_of_next}, held.holder), awaited = held.awaited OR next IS NOT NULL,
-                    expires = CASE WHEN next IS NOT NULL THEN now + {kept_for_line}
-                        WHEN NOT several AND {wanted} THEN least(held.expires, now + {kept_for_line})
-                        WHEN NOT several THEN held.expires WHEN permits > 0 THEN greatest({remembered}, last)
-                        ELSE coalesce(last, now) END
-                FROM asked, main, others LEFT JOIN next_in_line ON true WHERE held.key = asked.main
-                    AND (held.token = asked.token OR EXISTS (SELECT FROM shares WHERE is_own))
-                RETURNING held.token IS NULL OR permits > 0 AS is_free, is_held,
-                    CASE WHEN held.token = {turn} THEN {first} END AS first
-            )
-            SELECT EXISTS (SELECT FROM freed WHERE is_held),
-                CASE WHEN EXISTS (SELECT FROM freed WHERE first IS NOT NULL) THEN pg_notify((SELECT first FROM freed), '')
-                WHEN main.awaited AND (EXISTS (SELECT FROM freed WHERE is_free) OR EXISTS (SELECT FROM not_preferred))
-                THEN pg_notify({channel}, '') END
-            FROM main",
-            standing = standing(&table),
-            line = range(&Places::of(key)),
-            mark_of_next = mark_of("next"),
-            remembered = later("now", PERMITS_REMEMBERED),
-            wanted = is_wanted("held."),
-            turn = turn(),
-            kept_for_line = kept_for_line(),
-            first = channel_of_first("held."),
-            channel = Text(&channel).literal(),
-        );
-        let row = self.in_one_message(on, &[self.lock(key), release]).await?;
-        row.map_or(Ok(false), |row| row.try_get(0))
+        if fair { self.leave_line(on, key, token).await } else { self.release_several(on, key, token).await }
     }
 
-    pub(super) async fn renew_several(
+    async fn look_in_line(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+        place: i64,
+    ) -> SqlResult<Option<LineSeen>> {
+        self.see_line(on, key, token, place).await
+    }
+
+    async fn renew_shares(
         &self,
         on: &mut PgConnection,
         leases: &[Lease],
@@ -316,7 +312,7 @@ impl PostgresServer {
         Ok(Some(places.into_iter().filter_map(|place| usize::try_from(place - 1).ok()).collect()))
     }
 
-    pub(super) async fn let_others_read(
+    async fn downgrade(
         &self,
         on: &mut PgConnection,
         key: &Key,
@@ -365,7 +361,17 @@ impl PostgresServer {
         row.map_or(Ok(false), |row| row.try_get(0))
     }
 
-    pub(super) async fn all_who_hold(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Occupancy> {
+    async fn leave_share(
+        &self,
+        on: &mut PgConnection,
+        key: &Key,
+        token: &Token,
+        taken_for: Duration,
+    ) -> SqlResult<bool> {
+        self.leave_several(on, key, token, taken_for).await
+    }
+
+    async fn occupancy(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Occupancy> {
         let beside = Beside::of(key);
         let asked = asked(&[
             ("main", Bytes(bytes(key))),
@@ -393,12 +399,7 @@ impl PostgresServer {
         Ok(Occupancy::new(Some(permits).filter(|permits| *permits > 0), holders))
     }
 
-    pub(super) async fn resize_semaphore(
-        &self,
-        on: &mut PgConnection,
-        key: &Key,
-        permits: u32,
-    ) -> SqlResult<Resized> {
+    async fn resize(&self, on: &mut PgConnection, key: &Key, permits: u32) -> SqlResult<Resized> {
         let beside = Beside::of(key);
         let asked = asked(&[
             ("main", Bytes(bytes(key))),
@@ -428,12 +429,6 @@ impl PostgresServer {
             0 => Resized::Missing,
             before => Resized::Was(before),
         })
-    }
-
-    /// Locks the row of a key, if there is one.
-    pub(super) fn lock(&self, key: &Key) -> String {
-        let key = Bytes(bytes(key)).literal();
-        format!("SELECT FROM {} WHERE key = {key} FOR UPDATE", self.quoted())
     }
 }
 

@@ -7,9 +7,11 @@ use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
 use super::values::Value;
-use crate::rows::{AT_ONCE, KEPT_FOR_LINE, TURNS};
-use crate::session::Name;
-use crate::stored::{IN_LINE, TURN};
+use crate::protocol::AT_ONCE;
+use crate::releases::TURNS;
+use crate::rows::line::KEPT_FOR_LINE;
+use crate::session::name::Name;
+use crate::stored::{IN_LINE, SEVERAL, SHARED, TURN};
 use crate::table::TableName;
 use crate::text::{hex, micros, sql, statements};
 
@@ -119,11 +121,15 @@ pub(super) const ADVISORY: &str =
     "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND mode = 'ExclusiveLock'
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+/// The session of the connection.
+const SESSION: &str = "pg_backend_pid()::bigint";
+/// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
+const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
 const IS_HELD: &str = "token IS NOT NULL AND expires > clock_timestamp()";
 
 impl PostgresStatements {
     pub(super) fn of(table: &TableName) -> Self {
-        let place = super::session::place(table);
+        let place = place(table);
         let table = table.quoted('"');
         let (freed, turn, first) = (freed(), turn(), channel_of_first(""));
         let (barred_now, wanted) = ("clock_timestamp()", is_wanted(""));
@@ -309,9 +315,9 @@ impl PostgresStatements {
                 )
                 SELECT EXISTS (SELECT FROM noted) OR EXISTS (SELECT FROM seen WHERE awaited)"#
             )),
-            take_name: super::session::take_name(&table),
-            take_names: super::session::take_names(&table),
-            lock_row: super::session::lock_row(&table),
+            take_name: take_name(&table),
+            take_names: take_names(&table),
+            lock_row: lock_row(&table),
             mark: sql(format!(r#"SELECT holder FROM {table} WHERE key = ''"#)),
             rights: [
                 sql(format!(
@@ -337,6 +343,70 @@ fn number_of(place: &str) -> String {
     format!("('x' || encode(substring({digest} FROM 1 FOR 8), 'hex'))::bit(64)::bigint")
 }
 
+/// The table among all that a name may be of.
+pub(super) fn place(table: &TableName) -> String {
+    format!("{}.\"{}\"", table.schema().unwrap_or_default(), table.name())
+}
+
+/// Prepares what locks a row, on the connection that does it again and again.
+fn lock_row(table: &str) -> SqlStr {
+    let ours = format!("(SELECT $2 AS name, {SESSION} AS session, $3 AS whose FROM locked) AS ours");
+    sql(format!(
+        "PREPARE dlock_count (bytea, bytea, text) AS
+            WITH locked AS MATERIALIZED (SELECT FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED),
+            counted AS ({})
+            SELECT fence, 'counted' AS step FROM counted;
+        PREPARE dlock_lock (bytea) AS SELECT 'locked' AS step FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED;
+        PREPARE dlock_look (bytea, bytea) AS
+            SELECT fence, holder, {SESSION}, EXISTS (SELECT FROM {table} WHERE key = $1), token = int8send({SESSION}),
+                'seen' AS step
+            FROM (SELECT) AS one LEFT JOIN {table} ON key = $2",
+        counting(table, &ours)
+    ))
+}
+
+/// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
+pub(super) fn counting(table: &str, from: &str) -> String {
+    format!(
+        r#"INSERT INTO {table} AS held (key, token, fence, expires, holder)
+        SELECT name, int8send(session), greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')), '-infinity', whose
+        FROM {from}
+        ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
+            token = excluded.token, holder = excluded.holder
+        RETURNING fence, {HASTE}"#
+    )
+}
+
+/// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session; the number, by
+/// which the answer is that to this question.
+fn take_name(table: &str) -> SqlStr {
+    sql(format!(
+        "WITH asked AS MATERIALIZED (
+            SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
+        ), counted AS ({})
+        SELECT fence, NULL::text, {SESSION}, $1 FROM counted
+        UNION ALL
+        SELECT fence, coalesce(holder, ''), {SESSION}, $1 FROM asked LEFT JOIN {table} ON key = name WHERE NOT got",
+        counting(table, "asked WHERE got")
+    ))
+}
+
+/// The same of many, in their order.
+fn take_names(table: &str) -> SqlStr {
+    sql(format!(
+        "WITH asked AS MATERIALIZED (
+            SELECT place, number, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
+            FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
+                AS listed (number, name, whose, place)
+        ), counted AS ({}, key)
+        SELECT fence, NULL::text, {SESSION}, number, place FROM counted JOIN asked ON key = name
+        UNION ALL
+        SELECT fence, coalesce(holder, ''), {SESSION}, number, place FROM asked LEFT JOIN {table} ON key = name WHERE NOT got
+        ORDER BY place",
+        counting(table, "asked WHERE got")
+    ))
+}
+
 /// From where all tables and views of this name are read, but for those of sessions, whatever the search path.
 pub(super) fn named(table: &TableName) -> String {
     format!(
@@ -358,6 +428,39 @@ pub(super) const IS_TRUSTED: &str = "(nspname = ANY (current_schemas(false))
 /// it is in nobody else's path.
 pub(super) const HOME: &str = "SELECT name::text FROM unnest(current_schemas(false)) WITH ORDINALITY AS path (name, place)
     WHERE name !~ '^pg_' ORDER BY NOT has_schema_privilege(name, 'CREATE'), name = current_user, place LIMIT 1";
+
+/// The values of a step as a row, with one moment of the server's clock.
+pub(super) fn asked(values: &[(&str, Value<'_>)]) -> String {
+    let values: Vec<_> =
+        values.iter().map(|(name, value)| format!("{} AS {name}", value.literal())).collect();
+    format!("asked AS MATERIALIZED (SELECT {}, clock_timestamp() AS now)", values.join(", "))
+}
+
+/// The row of the key, and those of all who have a share of it at this moment.
+pub(super) fn standing(table: &str) -> String {
+    let shared = format!("decode('{}', 'hex')", hex(&SHARED));
+    format!(
+        r"main AS MATERIALIZED (
+            SELECT held.token, held.fence, held.expires, held.holder, held.awaited,
+                held.token IS NOT NULL AND held.token <> {turn} AND held.expires > now AS is_held,
+                {barred} AS is_barred, coalesce(held.token = {turn}, false) AS is_turn,
+                coalesce(held.token = {shared} AND held.expires > now, false) AS several,
+                coalesce(substring(held.holder FROM ' {SEVERAL}=([0-9]{{1,7}})$')::bigint, 0) AS permits
+            FROM asked JOIN {table} AS held ON held.key = asked.main
+        ), shares AS MATERIALIZED (
+            SELECT held.key = asked.own AS is_own, held.fence, held.expires, held.holder,
+                coalesce(substring(held.holder FROM '^([0-9]{{1,7}}) ')::bigint, 1) AS taken
+            FROM asked JOIN main ON several JOIN {table} AS held
+                ON held.key > asked.preferred AND held.key < asked.beyond AND held.expires > now
+        )",
+        turn = turn(),
+        barred = is_barred("held.", "now"),
+    )
+}
+
+pub(super) fn us(from: &str) -> String {
+    format!("(extract(epoch FROM {from}) * 1000000)::bigint")
+}
 
 /// The statements that make the table, for one transaction.
 pub(super) fn schema(table: &TableName) -> Vec<SqlStr> {

@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::failure::{MISTYPED, UNKEYED, VIEW};
 use super::statements::{IS_TRUSTED, named};
-use crate::server::{Schemas, SqlResult};
+use crate::protocol::{Schemas, SqlResult};
 use crate::table::TableName;
 
 /// All schemas with a table of this name.

@@ -1,61 +1,64 @@
 //! One claim on a row.
 
+mod several;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
-    within,
+    Attempt, Claim, ClaimRequest, Mode, Renewed, RequestClock, Signal, Withdrawal, within,
 };
-use dlock_core::{Clock, Failure, Fence};
+use dlock_core::{Clock, ErrorKind, Failure, Fence};
 use tokio::time::Instant;
 
 use super::Rows;
-use super::connections::{Holding, Kind, Limits};
+use super::lease_table::LeaseTable;
 use super::line::Place;
-use super::progress::Progress;
-use super::steps::{AwaitRelease, Downgrade, Leave, Release, Take, TakeOver};
+use super::steps::{AwaitRelease, Downgrade, Leave, Take, TakeOver};
+use super::together::release_together;
+use crate::gateway::{Holding, Kind, Progress, ask_together};
+use crate::limits::Limits;
+use crate::protocol::{Ask, Released, Taken};
 use crate::questions::Turn;
-use crate::server::{Ask, Released, Server, Taken};
 use crate::stored;
 
 /// How long a withdrawal waits for the outcome of an attempt before it goes ahead.
 const OUTCOME: Duration = Duration::from_millis(200);
 
 /// A claim on a lease row of a database server.
-pub struct RowClaim<S: Server> {
-    pub(super) rows: Arc<Rows<S>>,
-    pub(super) request: ClaimRequest,
+pub struct RowClaim<S: LeaseTable> {
+    rows: Arc<Rows<S>>,
+    request: ClaimRequest,
     clock: RequestClock,
     /// How many fences the next attempt reserves.
-    pub(super) reserves: u32,
+    reserves: u32,
     /// Attempts that were made and, as far as is known, not answered yet.
-    pub(super) unanswered: Vec<Arc<Progress>>,
+    unanswered: Vec<Arc<Progress>>,
     /// The outcome of an earlier attempt is not known: it may have taken the lock.
-    pub(super) unknown: bool,
-    pub(super) held: Option<Holding>,
+    unknown: bool,
+    held: Option<Holding>,
     /// From when the lease counts.
-    pub(super) since: Instant,
+    since: Instant,
     /// Somebody had the lock at the last attempt.
-    pub(super) contended: bool,
+    contended: bool,
     /// Several may hold the lock, or were seen to.
-    pub(super) shared: bool,
+    shared: bool,
     /// It was to become a reader's, and the outcome is not known.
     downgrades: bool,
     /// It keeps newcomers out.
-    pub(super) keeps_out: bool,
+    keeps_out: bool,
     /// Its place among those who wait in order.
-    pub(super) place: Place,
-    pub(super) listener: Option<Listener>,
+    place: Place,
+    listener: Option<Listener>,
     /// The grant that somebody else had at the last attempt, and the one whose release is known to be told.
-    pub(super) seen: Option<Fence>,
+    seen: Option<Fence>,
     noted: Option<Fence>,
 }
 
-impl<S: Server> RowClaim<S> {
-    pub(super) fn new(rows: Arc<Rows<S>>, request: ClaimRequest) -> Self {
+impl<S: LeaseTable> RowClaim<S> {
+    pub(crate) fn new(rows: Arc<Rows<S>>, request: ClaimRequest) -> Self {
         Self {
             rows,
             shared: request.mode != Mode::Exclusive,
@@ -76,16 +79,24 @@ impl<S: Server> RowClaim<S> {
         }
     }
 
-    pub(super) fn limits(&self) -> Limits {
+    fn limits(&self) -> Limits {
         Limits::of(self.request.request_timeout, self.request.lease)
     }
 
     /// One attempt more that is not answered.
-    pub(super) fn sent(&mut self) -> Arc<Progress> {
+    fn sent(&mut self) -> Arc<Progress> {
         self.unanswered.retain(|earlier| !earlier.try_cancel());
         let progress = Arc::new(Progress::of_attempt(&self.clock));
         self.unanswered.push(Arc::clone(&progress));
         progress
+    }
+
+    /// The answer to the last attempt, which is noted.
+    fn answered<T>(&mut self, answer: Result<T, Failure>) -> Result<T, Failure> {
+        self.unanswered.retain(|earlier| !earlier.try_cancel());
+        // What failed without having been sent, or was answered, leaves nothing open.
+        self.unknown = answer.is_err() && !self.unanswered.is_empty();
+        answer
     }
 
     async fn release(&self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
@@ -103,10 +114,7 @@ impl<S: Server> RowClaim<S> {
         let released = if let Some(taken_for) = taken_for {
             connections.within(Kind::Release, Leave(key.clone(), *token, taken_for), *limit).await?
         } else {
-            match connections.release_together(key, token, *limit).await? {
-                None => connections.within(Kind::Release, Release(key.clone(), *token), *limit).await?,
-                released => released,
-            }
+            release_together(connections, key, token, *limit).await?
         };
         let Some(Released { running, awaited }) = released else { return Ok(Withdrawal::ABSENT) };
         let withdrawal = if running { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
@@ -137,7 +145,7 @@ impl<S: Server> RowClaim<S> {
     }
 }
 
-impl<S: Server> Claim for RowClaim<S> {
+impl<S: LeaseTable> Claim for RowClaim<S> {
     fn reserve(&mut self, fences: u32) {
         self.reserves = fences.max(1);
     }
@@ -150,7 +158,9 @@ impl<S: Server> Claim for RowClaim<S> {
             // What has happened until now does not count.
             Some(listener) => listener.forget(),
             // Listening begins before the question, so that no release is missed.
-            none if self.contended && !self.request.fair => *none = server.join(&self.request.key),
+            none if self.contended && !self.request.fair => {
+                *none = server.releases().and_then(|releases| releases.join(&self.request.key));
+            }
             _ => {}
         }
         if self.shared {
@@ -172,7 +182,8 @@ impl<S: Server> Claim for RowClaim<S> {
         let (connections, mut limits) = (Arc::clone(&self.rows.connections), self.limits());
         let rows = Arc::clone(&self.rows);
         let mut asking = None;
-        let together = match fresh {
+        let route = connections.route(Kind::Ordinary);
+        let joint = match fresh {
             false => Ok(None),
             true if connections.has_pool() => {
                 self.clock.queued();
@@ -188,36 +199,34 @@ impl<S: Server> Claim for RowClaim<S> {
                     Err(failure) => Err(failure),
                 }
             }
-            true => {
-                self.unknown = true;
-                connections.take_together(&ask, limits, &self.sent()).await
-            }
+            true => match route.line() {
+                Some(lane) => {
+                    self.unknown = true;
+                    ask_together(&connections, &lane, ask.clone(), limits, &self.sent()).await
+                }
+                None => Ok(None),
+            },
         };
-        let answer = match together.transpose() {
+        let answer = match joint.transpose() {
             Some(answer) => answer,
             None => {
                 self.unknown = true;
                 let (ask, sent) = (ask.clone(), self.sent());
                 match left {
-                    None => connections.begin(Kind::Ordinary, Take(ask, contended), limits, sent).await,
-                    Some(left) => connections.begin(Kind::Ordinary, TakeOver(ask, left), limits, sent).await,
+                    None => connections.begin(route, Take(ask, contended), limits, sent).await,
+                    Some(left) => connections.begin(route, TakeOver(ask, left), limits, sent).await,
                 }
             }
         };
         if let (Some(asking), Ok(taken)) = (asking, &answer) {
             asking.found_taken(ask.seen_by_others(taken));
         }
-        self.unanswered.retain(|earlier| !earlier.try_cancel());
-        // What failed without having been sent, or was answered, leaves nothing open.
-        self.unknown = answer.is_err() && !self.unanswered.is_empty();
-        match answer? {
+        match self.answered(answer)? {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (Some(self.rows.connections.hold()), None);
                 // Were the next attempt to look first, it would take its own lock for another owner's.
                 self.contended = false;
-                let grant = Grant::new(Validity::Lease(self.request.lease));
-                let with_fences = |grant, last| stored::with_fences(grant, last, fences);
-                Ok(Attempt::Granted(fence.into_iter().fold(grant, with_fences)))
+                Ok(Attempt::Granted(stored::grant(self.request.lease, fence, fences)))
             }
             Taken::Busy(mut holder) => {
                 self.contended = true;
@@ -235,10 +244,8 @@ impl<S: Server> Claim for RowClaim<S> {
                     _ => {}
                 }
                 self.seen = holder.as_ref().and_then(|holder| holder.fence);
-                let mut busy = Busy::default();
-                busy.retry_after = holder.as_ref().and_then(|holder| holder.expires_in);
-                busy.holder = holder;
-                Ok(Attempt::Busy(busy))
+                let left = holder.as_ref().and_then(|holder| holder.expires_in);
+                Ok(Attempt::Busy(stored::busy(holder, left)))
             }
         }
     }
@@ -246,7 +253,9 @@ impl<S: Server> Claim for RowClaim<S> {
     async fn changed(&mut self) -> Result<(), Failure> {
         if self.request.fair {
             if self.listener.is_none() {
-                self.listener = self.rows.connections.server().listen_turn(&self.request.token)?;
+                let releases = self.rows.connections.server().releases();
+                self.listener =
+                    releases.map(|releases| releases.listen_turn(&self.request.token)).transpose()?;
             }
             // The first news is that it is heard now: what was said before is found out by asking once more.
             return match &mut self.listener {
@@ -255,7 +264,8 @@ impl<S: Server> Claim for RowClaim<S> {
             };
         }
         if self.listener.is_none() {
-            self.listener = self.rows.connections.server().listen(&self.request.key)?;
+            let releases = self.rows.connections.server().releases();
+            self.listener = releases.map(|releases| releases.listen(&self.request.key)).transpose()?;
         }
         // Releases are published, and left to others, where somebody is known to wait; that is noted once for each
         // grant.
@@ -287,12 +297,18 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        let before = (self.request.mode, self.shared, self.downgrades);
         // A release has to look for either form from now on.
         (self.request.mode, self.shared, self.downgrades) = (Mode::Shared, true, true);
         let since = Instant::now();
         let ClaimRequest { key, token, lease, request_timeout: limit, .. } = &self.request;
         let step = Downgrade(key.clone(), *token, *lease);
-        let is_ours = self.rows.connections.within(Kind::Renewal, step, *limit).await?;
+        let answer = self.rows.connections.within(Kind::Renewal, step, *limit).await;
+        if matches!(&answer, Err(failure) if failure.kind() == ErrorKind::Denied) {
+            // The step changed nothing. Renewals and releases of a lock that is held alone need fewer rights.
+            (self.request.mode, self.shared, self.downgrades) = before;
+        }
+        let is_ours = answer?;
         (self.downgrades, self.since) = (false, since);
         Ok(if is_ours { Renewed::Extended } else { Renewed::Gone })
     }
@@ -317,7 +333,7 @@ impl<S: Server> Claim for RowClaim<S> {
     }
 }
 
-impl<S: Server> fmt::Debug for RowClaim<S> {
+impl<S: LeaseTable> fmt::Debug for RowClaim<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RowClaim")
             .field("key", &self.request.key)

@@ -11,17 +11,12 @@
 //! Whose turn it is, is decided by the rows of those who wait, when one of them asks: the first of whom anything is
 //! heard. Whoever changes any of them locks the row of the key first, as with [shares](super::shares).
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::{Attempt, Busy, Mode, PREFERENCE_ALIVE};
-use dlock_core::{Failure, Holder, Key};
+use dlock_core::backend::PREFERENCE_ALIVE;
+use dlock_core::{Holder, Key};
 
-use super::RowClaim;
-use super::connections::Kind;
-use super::steps::LookInLine;
 use crate::digest::digest;
-use crate::server::Server;
 
 /// What begins the keys of these rows, which no text begins with.
 const LINE: u8 = 0xfc;
@@ -94,18 +89,23 @@ impl Place {
         place
     }
 
+    /// Whether it is not worth while yet to ask again.
+    pub(super) fn pauses(&self) -> bool {
+        self.asks_at.is_some_and(|at| Instant::now() < at)
+    }
+
     /// How long it pauses where nobody is notified.
     fn pause(&self) -> Duration {
         PAUSE_PER_PLACE.saturating_mul(self.before).min(LONGEST_PAUSE)
     }
 
     /// How long it is kept when nothing is heard of it.
-    fn kept(&self) -> Duration {
+    pub(super) fn kept(&self) -> Duration {
         KEPT + KEPT_PER_PLACE.saturating_mul(self.before).min(KEPT_LONGER)
     }
 
     /// When the engine is to ask again, which may be before the holder's lease ends.
-    fn retry_after(&self, left: Option<Duration>, is_told: bool) -> Option<Duration> {
+    pub(super) fn retry_after(&self, left: Option<Duration>, is_told: bool) -> Option<Duration> {
         if is_told {
             return left.filter(|_| self.before == 0);
         }
@@ -125,70 +125,4 @@ pub struct LineSeen {
     pub(crate) kept: Duration,
     /// How many are before it, at the most.
     pub(crate) before: i64,
-}
-
-impl<S: Server> RowClaim<S> {
-    /// Makes one attempt of a claim that is to have its turn, in a request of its own once it has to stand in line.
-    pub(super) async fn attempt_in_line(&mut self) -> Result<Attempt, Failure> {
-        if self.place.asks_at.is_some_and(|at| Instant::now() < at) {
-            return Ok(Attempt::Busy(Busy::default()));
-        }
-        if let Some(busy) = self.look_in_line().await? {
-            return Ok(Attempt::Busy(busy));
-        }
-        self.attempt_share().await
-    }
-
-    /// What the claim says of its place.
-    pub(super) fn stand(&self) -> Option<Stand> {
-        let request = &self.request;
-        (request.fair && request.mode == Mode::Exclusive)
-            .then_some(Stand { waits: request.waits, known: self.place.number })
-    }
-
-    /// The answer to an attempt, where that can be told without writing: the place is kept for long enough, and it is
-    /// not its turn.
-    async fn look_in_line(&mut self) -> Result<Option<Busy>, Failure> {
-        let server = self.rows.connections.server();
-        let (Some(number), false, true) = (self.place.number, self.unknown, self.unanswered.is_empty())
-        else {
-            return Ok(None);
-        };
-        if server.tells() {
-            // It asks seldom, and each time keeps its place.
-            return Ok(None);
-        }
-        let step = LookInLine(self.request.key.clone(), self.request.token, number);
-        let connections = Arc::clone(&self.rows.connections);
-        let seen = connections.within(Kind::Ordinary, step, self.request.request_timeout).await;
-        let Some(seen) = seen.map_err(crate::failure::unchanged)? else { return Ok(None) };
-        let place = Place::of(number, seen.before, false);
-        if seen.is_free && seen.before <= 0 || seen.kept < place.kept() / 2 {
-            return Ok(None);
-        }
-        self.place = place;
-        let mut busy = Busy::default();
-        busy.retry_after = place.retry_after(seen.holder.as_ref().and_then(|of| of.expires_in), false);
-        busy.holder = seen.holder;
-        Ok(Some(busy))
-    }
-
-    /// Takes note of the place that an attempt has come to.
-    pub(super) fn stands(&mut self, place: Option<(i64, i64)>, busy: &mut Busy) {
-        let Some((number, before)) = place else { return };
-        let is_told = self.rows.connections.server().tells();
-        busy.requeued = self.place.number.is_some_and(|known| known != number);
-        self.place = Place::of(number, before, is_told);
-        busy.retry_after = self.place.retry_after(busy.retry_after, is_told);
-    }
-}
-
-/// The channel on which a waiter in line is notified of its turn, without its token.
-#[cfg(feature = "postgres")]
-pub(crate) const TURNS: &str = "dlock_turn_";
-
-/// The channel on which the one with this token is notified of its turn.
-#[cfg(feature = "postgres")]
-pub(crate) fn turn_channel(token: &dlock_core::Token) -> String {
-    format!("{TURNS}{}", token.to_hex())
 }

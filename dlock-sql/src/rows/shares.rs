@@ -10,18 +10,13 @@
 //! first, in one message that the server carries out to its end: so what is read afterwards is what there is, and
 //! nobody waits for the way to a client.
 
-mod claim;
-
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Mode, Occupancy, PERMITS_REMEMBERED};
-use dlock_core::{Failure, Fence, Holder, Key, Token};
+use dlock_core::backend::{ClaimRequest, Mode, PERMITS_REMEMBERED};
+use dlock_core::{Fence, Holder, Key, Token};
 
-use super::Rows;
 use super::line::Stand;
-use super::steps::{Occupy, Resize};
 use crate::digest::digest;
-use crate::server::Server;
 use crate::stored;
 
 /// What begins the keys of the rows beside a key, which no text begins with.
@@ -78,7 +73,7 @@ pub struct ShareAsk {
 }
 
 impl ShareAsk {
-    fn new(request: &ClaimRequest, fences: u32, stand: Option<Stand>) -> Self {
+    pub(super) fn new(request: &ClaimRequest, fences: u32, stand: Option<Stand>) -> Self {
         let line = stored::line(request, fences);
         let ClaimRequest { key, token, mode, lease, .. } = request;
         Self {
@@ -140,26 +135,4 @@ pub enum Resized {
     Was(u32),
     /// The key is used as a lock.
     IsLock,
-}
-
-impl<S: Server> Rows<S> {
-    /// All who hold a key.
-    pub(crate) async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
-        self.ready(super::QUESTION).await?;
-        let occupancy = self.connections.ask(Occupy(key.clone()), super::QUESTION).await;
-        occupancy.map_err(crate::failure::unchanged)
-    }
-
-    /// Changes how many permits there are; how many there were.
-    pub(crate) async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        self.ready(super::QUESTION).await?;
-        match self.connections.ask(Resize(key.clone(), permits), super::QUESTION).await? {
-            Resized::Missing => Ok(None),
-            Resized::Was(before) => Ok(Some(before)),
-            Resized::IsLock => {
-                let conflict = Mode::Permits { of: permits, take: 1 }.conflict(&Mode::Shared);
-                conflict.map_or(Ok(None), Err)
-            }
-        }
-    }
 }

@@ -1,50 +1,19 @@
-//! What is done on a connection.
+//! What is done with lease rows on a connection.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use dlock_core::backend::Occupancy;
-use dlock_core::{Fence, Holder, Key, Token};
+use dlock_core::{Holder, Key, Token};
 
+use super::lease_table::LeaseTable;
 use super::line::LineSeen;
 use super::shares::{Resized, ShareAsk, ShareTaken};
-use crate::server::{Ask, Conn, Lease, Pruned, Released, RowIdentity, Server, SqlResult, Taken};
-use crate::session::{Name, Wanted};
+use crate::driver::Conn;
+use crate::gateway::steps::{Step, steps};
+use crate::protocol::{Ask, Lease, Pruned, Released, RowIdentity, SqlResult, Taken};
 
-/// One thing to do on a connection. May be done again after an error that changed nothing.
-pub(crate) trait Step<S: Server>: Send + Sync + 'static {
-    type Reply: Send + 'static;
-    /// Whether it refuses by itself a connection on which it would not be a transaction by itself.
-    const CHECKS: bool = false;
-    /// Whether it changes nothing, and is asked again when its connection broke.
-    const ASKS: bool = false;
-
-    fn perform(&self, server: &S, on: &mut Conn<S>) -> impl Future<Output = SqlResult<Self::Reply>> + Send;
-}
-
-macro_rules! steps {
-    ($(
-        $name:ident($($field:ident: $type:ty),*) -> $reply:ty = $method:ident($($argument:expr),*),
-        $checks:literal, $asks:literal;
-    )*) => {$(
-        #[derive(Debug)]
-        pub(crate) struct $name($(pub(crate) $type),*);
-
-        impl<S: Server> Step<S> for $name {
-            type Reply = $reply;
-            const CHECKS: bool = $checks;
-            const ASKS: bool = $asks;
-
-            async fn perform(&self, server: &S, on: &mut Conn<S>) -> SqlResult<Self::Reply> {
-                let Self($($field),*) = self;
-                server.$method(on, $($argument),*).await
-            }
-        }
-    )*};
-}
-
-steps! {
-    Mark() -> Option<String> = mark(), false, true;
+steps! { LeaseTable:
     Take(ask: Ask, contended: bool) -> Taken = take(ask, *contended), true, false;
     TakeOver(ask: Ask, left: Token) -> Taken = take_over(ask, left), false, false;
     Release(key: Key, token: Token) -> Option<Released> = release(key, token), false, false;
@@ -66,9 +35,4 @@ steps! {
     Force(key: Key, only: Option<RowIdentity>) -> bool = force(key, only.as_ref()), false, false;
     Prune(unused: Duration, after: Vec<u8>) -> Pruned = prune(*unused, after), false, false;
     AwaitRelease(key: Key) -> bool = await_release(key), false, false;
-    Ping() -> i64 = ping(), false, true;
-    Cancel(session: i64) -> () = cancel(*session), false, false;
-    End(session: i64) -> () = end(*session), false, false;
-    MakeRow(name: Name) -> bool = make_row(name), false, false;
-    Count(wanted: Wanted, session: i64) -> Fence = count(wanted, *session), false, false;
 }

@@ -5,16 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{ClaimRequest, RequestClock, Withdrawal, within};
-use dlock_core::{Clock, ErrorKind, Failure, Fence, Holder, Key, Timestamp, Token, keeper};
+use dlock_core::{Clock, Failure, Fence, Holder, Key, Timestamp, Token, keeper};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::hold_signal::HoldSignal;
-use super::strategy::{Freed, Opened, Others, Strategy, TakeError, alive};
-use super::{Name, SESSION_IDLE_TIMEOUT, Wanted};
-use crate::failure::{copy, unchanged};
-use crate::rows::{gone, sleep_on_own_thread};
-use crate::server::{Conn, Fault, Server, Taken};
+use super::name::Name;
+use super::protocol::{Freed, Opened, SESSION_IDLE_TIMEOUT, TakeError, Wanted, another_session, collision};
+use super::session_server::SessionServer;
+use super::strategy::{Others, Strategy, alive};
+use crate::driver::{Conn, Driver};
+use crate::failure::{Fault, copy, unchanged};
+use crate::gateway::sleep_on_own_thread;
+use crate::keeper_task::gone;
+use crate::protocol::Taken;
+use crate::server::Server;
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
 
@@ -88,7 +93,7 @@ impl Held {
     }
 }
 
-struct Session<S: Server> {
+struct Session<S: Driver> {
     connection: Conn<S>,
     id: i64,
     /// Nothing was asked for on it.
@@ -462,7 +467,12 @@ impl<M: Strategy> ConnectionActor<M> {
                 return Err(Fault { failure: another_session(), again: false, broken: false });
             }
             Some(Err(TakeError::Elsewhere(failure))) => Fault { failure, again: false, broken: false },
-            Some(Err(TakeError::Refused(error))) => self.others.server().fault(error),
+            Some(Err(TakeError::Refused(error))) => {
+                // Another connection may know of more rights.
+                let is_of_no_use = held.is_empty() && M::Server::is_of_old_rights(&error);
+                let fault = self.others.server().fault(error);
+                Fault { broken: fault.broken || is_of_no_use, ..fault }
+            }
             Some(Err(TakeError::Unknown(error))) => {
                 Fault { broken: true, ..self.others.server().fault(error) }
             }
@@ -472,7 +482,7 @@ impl<M: Strategy> ConnectionActor<M> {
             }
         };
         if fault.broken {
-            self.give_up(&format!("the connection broke ({})", text(&fault.failure)));
+            self.give_up(&format!("the connection broke ({})", copy(&fault.failure).message()));
         }
         Err(fault)
     }
@@ -521,7 +531,13 @@ async fn answer<M: Strategy>(
         }
         Statement::Take(wanted) => {
             let asked = Opened { id: *id, is_new: std::mem::take(is_new) };
-            let (session, taken) = M::take(others, on, asked, wanted).await?;
+            let (session, taken) = match M::take(others, on, asked, wanted).await {
+                Err(TakeError::Refused(error)) if M::Server::is_of_old_rights(&error) => {
+                    M::Server::look_up_rights(on).await.map_err(TakeError::Unknown)?;
+                    M::take(others, on, asked, wanted).await?
+                }
+                taken => taken?,
+            };
             Ok((session, Outcome::Taken(taken)))
         }
         Statement::Release(names) => {
@@ -529,23 +545,4 @@ async fn answer<M: Strategy>(
             Ok((session, Outcome::Left(freed)))
         }
     }
-}
-
-/// What went wrong, with the server's words.
-fn text(failure: &Failure) -> String {
-    copy(failure).message().to_owned()
-}
-
-fn collision(other: &Key) -> Failure {
-    Failure::new(
-        ErrorKind::InvalidKey,
-        format!("the server cannot tell it from {other}, which this process holds; rename one of them"),
-    )
-}
-
-pub(super) fn another_session() -> Failure {
-    Failure::invalid_config(
-        "a proxy gives the statements of one connection to different sessions, which cannot keep locks; connect to the \
-         server itself or by a proxy that pools sessions, or use lease rows",
-    )
 }

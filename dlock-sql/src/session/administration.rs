@@ -6,10 +6,16 @@ use std::time::Duration;
 use dlock_core::backend::{Forced, sleep};
 use dlock_core::{Failure, Holder, Key};
 
-use super::{Owner, OwningSession, Sessions, Strategy};
+use super::Sessions;
+use super::protocol::{Owner, OwningSession};
+use super::session_server::SessionServer;
+use super::steps::End;
+use super::strategy::Strategy;
+use crate::driver::Conn;
 use crate::failure::unchanged;
-use crate::rows::{End, QUESTION, Step};
-use crate::server::{Conn, Server, SqlResult};
+use crate::gateway::Step;
+use crate::limits::QUESTION;
+use crate::protocol::SqlResult;
 
 /// How long a list may take.
 const LISTING: Duration = Duration::from_secs(25);

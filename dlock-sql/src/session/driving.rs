@@ -6,16 +6,16 @@
 //! caller.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use dlock_core::backend::sleep_until;
+use dlock_core::backend::{Mutex, sleep_until};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use super::Strategy;
 use super::actor::{Command, ConnectionActor, PAUSE};
+use super::strategy::Strategy;
 
 type Driving<M> = Pin<Box<dyn Future<Output = Box<ConnectionActor<M>>> + Send>>;
 
@@ -46,17 +46,13 @@ impl<M: Strategy> Driver<M> {
         Arc::new(Self { state, sleeps_until: Mutex::new(Instant::now()), wake: Notify::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, (ActorState<M>, u64)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins to carry out a command in the caller's place, unless somebody uses the connection, it is not open, or
     /// the command needs several answers, which come to dlock's own thread.
     pub(super) fn begin(self: &Arc<Self>, command: Command) -> Result<Driven<M>, Box<Command>> {
         if !M::TAKES_AT_ONCE && !matches!(command, Command::Release(_)) {
             return Err(Box::new(command));
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match std::mem::replace(&mut state.0, ActorState::Taken) {
             ActorState::Free(mut actor) if actor.is_open() => {
                 state.1 += 1;
@@ -79,7 +75,7 @@ impl<M: Strategy> Driver<M> {
 
     /// The connection, after what a caller is doing with it.
     async fn take(&self) -> Option<Box<ConnectionActor<M>>> {
-        let taken = std::mem::replace(&mut self.state().0, ActorState::Taken);
+        let taken = std::mem::replace(&mut self.state.lock().0, ActorState::Taken);
         match taken {
             ActorState::Free(actor) => Some(actor),
             ActorState::Lent(_, driving) => Some(driving.await),
@@ -91,7 +87,7 @@ impl<M: Strategy> Driver<M> {
     pub(super) async fn run(self: Arc<Self>, mut inbox: mpsc::UnboundedReceiver<Command>) {
         let mut commands = Vec::new();
         loop {
-            let until = *self.sleeps_until.lock().unwrap_or_else(PoisonError::into_inner);
+            let until = *self.sleeps_until.lock();
             let received = tokio::select! {
                 biased;
                 () = sleep_until(until) => None,
@@ -105,7 +101,7 @@ impl<M: Strategy> Driver<M> {
                 None => actor.look_after().await,
             }
             self.sleep(&actor);
-            self.state().0 = ActorState::Free(actor);
+            self.state.lock().0 = ActorState::Free(actor);
         }
     }
 
@@ -114,7 +110,7 @@ impl<M: Strategy> Driver<M> {
         let now = Instant::now();
         // One that is not open is opened by the task.
         let until = if actor.is_open() { actor.due().min(now + PAUSE) } else { now + FAR };
-        *self.sleeps_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        *self.sleeps_until.lock() = until;
     }
 }
 
@@ -128,7 +124,7 @@ impl<M: Strategy> Driven<M> {
     /// Goes on with the command, as far as the task has not taken it over.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) {
         let Some(driver) = &self.driver else { return };
-        let mut state = driver.state();
+        let mut state = driver.state.lock();
         let done = match &mut state.0 {
             ActorState::Lent(number, driving) if *number == self.number => driving.as_mut().poll(context),
             _ => {
@@ -138,7 +134,7 @@ impl<M: Strategy> Driven<M> {
             }
         };
         let Poll::Ready(actor) = done else { return };
-        let sooner = actor.due() < *driver.sleeps_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let sooner = actor.due() < *driver.sleeps_until.lock();
         state.0 = ActorState::Free(actor);
         drop(state);
         if sooner {

@@ -1,23 +1,24 @@
 //! Which claim uses which connection.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::{by_then, within};
+use dlock_core::backend::{Mutex, by_then, within};
 use dlock_core::{Failure, Holder, Key, keeper};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::actor::{Command, ConnectionActor, Reply, another_session};
+use super::actor::{Command, ConnectionActor, Reply};
 use super::driving::Driver;
+use super::protocol::another_session;
 use super::strategy::{Others, Strategy};
 use crate::failure::{closed, not_reached, unchanged};
+use crate::gateway::steps::Ping;
+use crate::limits::QUESTION;
 use crate::questions::{Asking, Questions, Turn};
-use crate::rows::{Ping, QUESTION};
 
 /// A connection, and where commands for it are handed in that somebody else is to carry out.
 struct Shared<M: Strategy> {
@@ -89,10 +90,6 @@ impl<M: Strategy> ConnectionHandles<M> {
         }
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<Shared<M>>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn check(&self) -> Result<(), Failure> {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
@@ -150,7 +147,7 @@ impl<M: Strategy> ConnectionHandles<M> {
     /// Cancel-safe.
     pub(super) async fn handle(&self, patience: Duration) -> Result<ConnectionHandle<M>, Failure> {
         let permit = if M::SHARED { None } else { Some(self.permit(patience).await?) };
-        let mut free = self.free();
+        let mut free = self.free.lock();
         let shared = match if M::SHARED { free.last().cloned() } else { free.pop() } {
             Some(shared) => shared,
             None => {
@@ -181,7 +178,7 @@ impl<M: Strategy> ConnectionHandles<M> {
     /// The claim has nothing there any more, and no command on the way.
     pub(super) fn put_back(&self, handle: ConnectionHandle<M>) {
         if !M::SHARED && self.check().is_ok() {
-            self.free().push(handle.shared);
+            self.free.lock().push(handle.shared);
         }
         drop(handle.permit);
     }
@@ -190,18 +187,12 @@ impl<M: Strategy> ConnectionHandles<M> {
     pub(super) async fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.permits.close();
-        let free = std::mem::take(&mut *self.free());
+        let free = std::mem::take(&mut *self.free.lock());
         for shared in free {
             let (answer, receiver) = oneshot::channel();
             if shared.commands.send(Command::Close(answer)).is_ok() {
                 let _ = receiver.await;
             }
         }
-    }
-}
-
-impl<M: Strategy> fmt::Debug for ConnectionHandles<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectionHandles").field("free", &self.free().len()).finish_non_exhaustive()
     }
 }

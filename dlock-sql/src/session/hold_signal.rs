@@ -1,9 +1,7 @@
 //! The signal from the connection to one hold.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use dlock_core::Timestamp;
-use dlock_core::backend::Signal;
+use dlock_core::backend::{Mutex, MutexGuard, Signal};
 
 /// The signal from the connection to one hold, which may be connected after the connection has spoken.
 #[derive(Debug, Default)]
@@ -19,7 +17,7 @@ enum State {
 
 impl HoldSignal {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A lock was taken, of whose hold nothing is known yet.

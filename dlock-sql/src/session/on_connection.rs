@@ -8,19 +8,22 @@ use dlock_core::backend::{Backoff, sleep};
 use dlock_core::{Error, ErrorKind, Failure, Fence, Key, Operation, Result};
 use tokio::time::Instant;
 
-use super::strategy::Opened;
-use super::strategy::{TakeError, alive};
-use super::{ByName, Name, POLLING, Sessions, Strategy, Wanted};
+use super::Sessions;
+use super::name::Name;
+use super::protocol::{Opened, POLLING, TakeError, Wanted};
+use super::session_server::SessionServer;
+use super::strategy::{ByName, Strategy, alive};
+use crate::driver::Conn;
 use crate::failure::unchanged;
-use crate::rows::QUESTION;
-use crate::server::{Conn, Server, Taken};
+use crate::limits::QUESTION;
+use crate::protocol::Taken;
 use crate::tx::Patience;
 
 /// A lock that a connection of the caller's own keeps. The connection can be used through it.
 ///
 /// See [`Sessions::lock_on`].
 #[must_use = "the connection keeps the lock, and only release() gives it back"]
-pub struct ConnectionLock<'c, S: Server> {
+pub struct ConnectionLock<'c, S: SessionServer> {
     connection: &'c mut Conn<S>,
     name: Name,
     key: Key,
@@ -28,20 +31,20 @@ pub struct ConnectionLock<'c, S: Server> {
     session: i64,
 }
 
-impl<S: Server> Sessions<ByName<S>>
+impl<S: SessionServer> Sessions<ByName<S>>
 where
     ByName<S>: Strategy<Server = S>,
 {
     /// Takes a lock on a connection of the caller's own, which keeps it until [`ConnectionLock::release`], or until the
-    /// connection ends. It excludes, and is excluded by, all who lock the same key with these sessions, and is listed
-    /// like them.
+    /// connection ends. It excludes, and is excluded by, all locks of this key by these sessions, and is listed like
+    /// them.
     ///
-    /// Nobody renews it, and nobody tells when it is lost: it is, when a statement on the connection fails because the
-    /// connection broke. The server's limits for sessions that are idle (`idle_session_timeout`, `wait_timeout`) end it
-    /// with its session. The connection must be one to the same database and no proxy may share it; under
-    /// [`Patience::AtMost`] and [`Patience::OfServer`], which here has no end, a lock that somebody has is asked for
-    /// every 5 to 150 ms, and a process that takes the lock again and again does not leave it to this caller. One
-    /// connection takes a key once: what it has already it may be given again.
+    /// dlock does not renew it, and does not report its loss: the lock is lost when a statement on the connection fails
+    /// because the connection broke. The server's limits for sessions that are idle (`idle_session_timeout`,
+    /// `wait_timeout`) end it with its session. The connection must be one to the database of these sessions, and no
+    /// proxy may share it. Under [`Patience::AtMost`] and [`Patience::OfServer`], which here has no end, a lock that is
+    /// held is asked for every 5 to 150 ms, and a process that takes the lock again and again does not leave it to this
+    /// caller. One connection takes a key once: a key that it has already may be granted to it again.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -111,7 +114,7 @@ fn holder() -> String {
     format!("pid={} since={since}", std::process::id())
 }
 
-fn failure_of<S: Server>(server: &S, error: TakeError) -> Failure {
+fn failure_of<S: SessionServer>(server: &S, error: TakeError) -> Failure {
     match error {
         TakeError::Refused(error) => unchanged(server.fault(error).failure),
         TakeError::Elsewhere(failure) => failure,
@@ -119,7 +122,7 @@ fn failure_of<S: Server>(server: &S, error: TakeError) -> Failure {
     }
 }
 
-impl<S: Server> ConnectionLock<'_, S>
+impl<S: SessionServer> ConnectionLock<'_, S>
 where
     ByName<S>: Strategy<Server = S>,
 {
@@ -152,7 +155,7 @@ where
     }
 }
 
-impl<S: Server> Deref for ConnectionLock<'_, S> {
+impl<S: SessionServer> Deref for ConnectionLock<'_, S> {
     type Target = Conn<S>;
 
     fn deref(&self) -> &Conn<S> {
@@ -160,13 +163,13 @@ impl<S: Server> Deref for ConnectionLock<'_, S> {
     }
 }
 
-impl<S: Server> DerefMut for ConnectionLock<'_, S> {
+impl<S: SessionServer> DerefMut for ConnectionLock<'_, S> {
     fn deref_mut(&mut self) -> &mut Conn<S> {
         self.connection
     }
 }
 
-impl<S: Server> fmt::Debug for ConnectionLock<'_, S> {
+impl<S: SessionServer> fmt::Debug for ConnectionLock<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectionLock")
             .field("key", &self.key)

@@ -8,25 +8,27 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backoff, sleep, within};
+use dlock_core::backend::{Backoff, Mutex, sleep, within};
 use dlock_core::{Failure, Key, keeper};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use super::name::Name;
+use super::protocol::POLLING;
+use super::session_server::SessionServer;
+use super::steps::{Cancel, End};
 use super::strategy::{Others, Strategy};
-use super::{Name, POLLING};
 use crate::connector::end;
-use crate::rows::{Cancel, End, QUESTION};
-use crate::server::{Conn, Server, SqlResult};
+use crate::driver::Conn;
+use crate::limits::QUESTION;
+use crate::protocol::SqlResult;
+use crate::server::Server;
 
 /// How many connections of a backend wait at the most.
 const MOST: usize = 4;
-/// How long one statement waits on the server: a transaction that is open for long is in the way of the server's
-/// cleaning up.
-pub(crate) const TURN: Duration = Duration::from_secs(30);
 /// When a connection whose statement is not answered counts as cut off.
 const CUT_OFF: Duration = Duration::from_secs(60);
 /// For so long somebody else may be faster each time before a claim pauses: what it learns may be of another server.
@@ -52,10 +54,6 @@ impl<M: Strategy> Queue<M> {
         Arc::new(Self { others, permits: Arc::new(Semaphore::new(MOST)), turns: Mutex::default() })
     }
 
-    fn turns(&self) -> MutexGuard<'_, HashMap<[u8; 32], usize>> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn close(&self) {
         self.permits.close();
     }
@@ -78,14 +76,14 @@ struct TurnHere<'a, M: Strategy>(&'a Queue<M>, [u8; 32]);
 
 impl<'a, M: Strategy> TurnHere<'a, M> {
     fn of(queue: &'a Queue<M>, name: &Name) -> Self {
-        *queue.turns().entry(name.digest).or_default() += 1;
+        *queue.turns.lock().entry(name.digest).or_default() += 1;
         Self(queue, name.digest)
     }
 }
 
 impl<M: Strategy> Drop for TurnHere<'_, M> {
     fn drop(&mut self) {
-        let mut turns = self.0.turns();
+        let mut turns = self.0.turns.lock();
         let Some(count) = turns.get_mut(&self.1) else { return };
         *count -= 1;
         if *count == 0 {
@@ -177,7 +175,7 @@ impl<M: Strategy> Waiting<M> {
     /// Whether a connection of this process has the turn for a key.
     pub(super) fn has_turn_here(&self, key: &Key) -> bool {
         let name = self.queue.others.server().name(key);
-        self.queue.turns().contains_key(&name.digest)
+        self.queue.turns.lock().contains_key(&name.digest)
     }
 
     /// Whether nothing of this claim is in a queue, for certain.

@@ -3,47 +3,17 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use dlock_core::{Failure, Fence, Holder, Key};
+use dlock_core::{Failure, Holder, Key};
 
-use super::{Name, OwningSession, Wanted};
+use super::name::Name;
+use super::protocol::{Found, Freed, Opened, Owner, TakeError, TakeResult, Wanted};
+use super::session_server::SessionServer;
+use super::steps::{Count, MakeRow};
+use crate::driver::Conn;
 use crate::failure::{READ_ONLY, unchanged};
-use crate::rows::{Connections, Count, MakeRow};
-use crate::server::{Conn, Server, SqlResult, Taken};
-
-/// Why a lock could not be asked for.
-#[derive(Debug)]
-pub enum TakeError {
-    /// The statement failed and took nothing.
-    Refused(sqlx::Error),
-    /// What had to be done on another connection failed; this one is as it was.
-    Elsewhere(Failure),
-    /// Nobody can tell what this connection has now.
-    Unknown(sqlx::Error),
-}
-
-/// What a release found.
-#[derive(Clone, Copy, Debug)]
-pub struct Freed {
-    /// Whether the session had the lock.
-    pub(crate) held: bool,
-    /// Whether some session, perhaps of this process, has the turn among those who wait for it.
-    pub(crate) awaited: bool,
-}
-
-/// The session of a connection, as far as its client knows it.
-#[derive(Clone, Copy, Debug)]
-pub struct Opened {
-    #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only MariaDB is asked by it"))]
-    pub(crate) id: i64,
-    /// Nothing was asked for on the connection.
-    pub(crate) is_new: bool,
-}
-
-/// What came of asking: the session that answered, and what became of each lock.
-pub(crate) type TakeResult = Result<(i64, Vec<Taken>), TakeError>;
-
-/// The session that has a lock, and what is known of who that is, if anybody has it.
-pub(crate) type Owner = Option<(OwningSession, Holder)>;
+use crate::gateway::Connections;
+use crate::protocol::{SqlResult, Taken};
+use crate::server::Server;
 
 /// The connections that keep no locks: for questions, and for what must stay when the one that keeps a lock breaks.
 pub(crate) type Others<S> = Arc<Connections<S>>;
@@ -51,7 +21,7 @@ pub(crate) type Others<S> = Arc<Connections<S>>;
 /// How a connection keeps locks.
 pub trait Strategy: Send + Sync + Sized + 'static {
     /// Where.
-    type Server: Server;
+    type Server: SessionServer;
     /// The backend's name.
     const NAME: &'static str;
     /// Whether one connection keeps many.
@@ -104,21 +74,10 @@ pub struct ByName<S>(PhantomData<S>);
 #[derive(Debug)]
 pub struct ByRow<S>(PhantomData<S>);
 
-/// How a row was found.
-#[derive(Debug)]
-pub enum Found {
-    /// It is locked now, in a transaction that has begun; with its fence, where that was counted at the same time.
-    Free(Option<Fence>),
-    /// Somebody else has it, if it is known who.
-    Locked(Option<Box<Holder>>),
-    /// There is no such row.
-    Missing,
-}
-
 const ONE: &str = "a connection locks one row at a time";
 
 /// Takes a locked row. Its fence is counted on another connection, where it stays when this transaction is rolled back.
-pub(crate) async fn take_row<S: Server>(
+pub(crate) async fn take_row<S: SessionServer>(
     others: &Others<S>,
     on: &mut Conn<S>,
     opened: Opened,

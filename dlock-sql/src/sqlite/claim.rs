@@ -3,25 +3,29 @@
 pub(super) mod batch;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
+    Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Withdrawal,
 };
 use dlock_core::{Claim, Clock, ErrorKind, Failure, Fence, Holder, Key};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::Shared;
 use super::connections::{Until, Writer};
 use super::database::{Database, FileState};
-use super::detached::{Detached, detached};
 use super::failure::classify;
-use super::line::{self, Place};
-use super::{shares, time};
+use super::line::{Place, kept};
+use super::row::{Standing, understand};
+use super::shared::Shared;
+use super::shares::later;
+use super::statements::line;
+use super::time;
 use crate::failure::unchanged;
+use crate::keeper_task::detached;
 use crate::stored;
 
 /// A claim on a lock of [`Sqlite`](crate::Sqlite).
@@ -56,12 +60,12 @@ pub struct SqliteClaim {
     pub(super) noted: Option<Fence>,
 }
 
-/// What a row says of its lock.
-pub(super) enum Standing {
-    Free,
-    Held(Box<Holder>),
-    /// Several have it, or it is a semaphore.
-    Shared,
+/// A step of a claim that is under way.
+pub(super) struct Detached {
+    /// The writer that it uses, once it has one.
+    writer: Arc<OnceLock<usize>>,
+    /// Closed when the step has ended.
+    ended: oneshot::Receiver<()>,
 }
 
 impl SqliteClaim {
@@ -141,9 +145,8 @@ impl SqliteClaim {
         match answer.and_then(|answer| answer.rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()) {
             Ok(fence) => {
                 self.unsettled = None;
-                let grant = Grant::new(Validity::Lease(self.request.lease));
-                let with_fences = |grant, last| stored::with_fences(grant, last, fences);
-                Ok(fence.map(|last| stored::fence(last).into_iter().fold(grant, with_fences)))
+                let lease = self.request.lease;
+                Ok(fence.map(|last| stored::grant(lease, stored::fence(last), fences)))
             }
             Err(error) => {
                 let failure = classify(error, database.connections.path());
@@ -153,6 +156,18 @@ impl SqliteClaim {
                 Err(failure)
             }
         }
+    }
+
+    /// Where, by which writer, and until when a release is carried out; `None` where there is nothing to release.
+    async fn releasing(&mut self) -> Option<(Arc<Database>, Writer, Until)> {
+        self.settle().await;
+        let database = self.database.clone()?;
+        if matches!(database.file_state(), Ok(FileState::Replaced | FileState::Gone)) {
+            // A lock in a file that nobody else can see is none any more.
+            self.forget();
+            return None;
+        }
+        Some((database, self.unsettled.map_or(Writer::Any, Writer::Same), self.until()))
     }
 
     fn forget(&mut self) {
@@ -166,6 +181,90 @@ impl SqliteClaim {
         }
         self.unsettled = None;
         (self.held, self.keeps_out, self.place) = (false, false, Place::default());
+    }
+
+    /// Runs a step that notes in `writer` which one it uses. Where the outcome is not known, what follows goes after it
+    /// on the same connection.
+    ///
+    /// # Cancel safety
+    ///
+    /// The step goes on to its end when this is dropped; [`settle`](Self::settle) waits for it.
+    pub(super) async fn detached<T: Send + 'static>(
+        &mut self,
+        writer: &Arc<OnceLock<usize>>,
+        step: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (ends, ended) = oneshot::channel();
+        self.detached = Some(Detached { writer: Arc::clone(writer), ended });
+        let answer = detached(async move {
+            let answer = step.await;
+            drop::<oneshot::Sender<()>>(ends);
+            answer
+        })
+        .await;
+        self.detached = None;
+        if matches!(&answer, Err(failure) if failure.kind() == ErrorKind::Unknown) {
+            self.unsettled = writer.get().copied().or(self.unsettled);
+        }
+        answer
+    }
+
+    /// Waits for the end of a step whose caller was dropped. What it came to is not known.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and called again.
+    pub(super) async fn settle(&mut self) {
+        if let Some(Detached { writer, ended }) = &mut self.detached {
+            let _ = ended.await;
+            self.unsettled = writer.get().copied().or(self.unsettled);
+            self.detached = None;
+        }
+    }
+
+    /// Returns the answer to an attempt of a waiter in line where none has to be written: its place is kept for long
+    /// enough, and it is not its turn.
+    async fn look_in_line(&mut self, database: &Database, until: Until) -> Result<Option<Attempt>, Failure> {
+        let (Some(number), None) = (self.place.number, self.unsettled) else { return Ok(None) };
+        if self.place.pauses() {
+            return Ok(Some(Attempt::Busy(Busy::default())));
+        }
+        let request = &self.request;
+        let mut turn = database.connections.reader(until).await?;
+        let answer = turn
+            .run(until, |now| {
+                let [low, high] = line::bounds(&request.key);
+                let look = sqlx::query(database.statements.line.look.clone());
+                let look =
+                    look.bind(request.key.as_str().as_bytes().to_vec()).bind(line::row(&request.key, number));
+                let look = look.bind(low).bind(high).bind(database.boot.clone()).bind(now);
+                look.bind(request.token.to_hex())
+            })
+            .await;
+        drop(turn);
+        let now = time::now();
+        let found = answer.and_then(|answer| {
+            let Some(row) = answer.rows.first() else { return Ok(None) };
+            let (kept_until, first): (Option<i64>, Option<&str>) = (row.try_get(5)?, row.try_get(6)?);
+            Ok(Some((understand(row, &database.boot, now)?, kept_until, first.and_then(line::First::parse))))
+        });
+        let found = found.map_err(|error| unchanged(classify(error, database.connections.path())))?;
+        let Some((standing, Some(kept_until), Some(first))) = found else { return Ok(None) };
+        let before = first.before(number);
+        if kept_until < later(now, kept(before) / 2) {
+            return Ok(None);
+        }
+        let place = Place::of(number, before);
+        let busy = match standing {
+            Standing::Held(holder) => {
+                let left = place.retry_after(holder.expires_in);
+                stored::busy(Some(holder), left)
+            }
+            Standing::Free if !first.is(&request.token) => Busy::default(),
+            Standing::Free | Standing::Shared => return Ok(None),
+        };
+        self.place = place;
+        Ok(Some(Attempt::Busy(busy)))
     }
 }
 
@@ -197,15 +296,12 @@ impl Claim for SqliteClaim {
                     Ok(Standing::Free) => {}
                     Ok(Standing::Held(holder)) => {
                         self.seen = holder.fence;
-                        let mut busy = Busy::default();
-                        busy.retry_after = holder.expires_in;
-                        busy.holder = Some(holder);
-                        return Ok(Attempt::Busy(busy));
+                        let left = holder.expires_in;
+                        return Ok(Attempt::Busy(stored::busy(Some(holder), left)));
                     }
                     Ok(Standing::Shared) if self.request.takes_over.is_some() => {
-                        let mut busy = Busy::default();
-                        busy.holder = holder(database, &self.request.key, until).await?.map(Box::new);
-                        return Ok(Attempt::Busy(busy));
+                        let holder = holder(database, &self.request.key, until).await?.map(Box::new);
+                        return Ok(Attempt::Busy(stored::busy(holder, None)));
                     }
                     Ok(Standing::Shared) => {
                         self.shared_lock = true;
@@ -268,15 +364,9 @@ impl Claim for SqliteClaim {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
-        self.settle().await;
-        let Some(database) = self.database.clone() else { return Ok(Withdrawal::ABSENT) };
-        if matches!(database.file_state(), Ok(FileState::Replaced | FileState::Gone)) {
-            // A lock in a file that nobody else can see is none any more.
-            self.forget();
+        let Some((database, writer, until)) = self.releasing().await else {
             return Ok(Withdrawal::ABSENT);
-        }
-        let until = self.until();
-        let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
+        };
         let request = &self.request;
         if request.mode != Mode::Exclusive || (self.shared_lock || request.fair) && !self.held {
             let released = self.release_share(&database, writer, until).await?;
@@ -305,14 +395,9 @@ impl Claim for SqliteClaim {
     }
 
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
-        self.settle().await;
-        let Some(database) = self.database.clone() else { return Ok(Withdrawal::ABSENT) };
-        if matches!(database.file_state(), Ok(FileState::Replaced | FileState::Gone)) {
-            self.forget();
+        let Some((database, writer, until)) = self.releasing().await else {
             return Ok(Withdrawal::ABSENT);
-        }
-        let until = self.until();
-        let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
+        };
         if self.request.mode != Mode::Exclusive {
             let left = self.leave_share(&database, writer, (taken_for, until)).await?;
             self.has_nothing();
@@ -405,17 +490,4 @@ pub(super) async fn holder(
             Ok(occupancy.holders.into_iter().next())
         }
     }
-}
-
-pub(super) fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<Standing, sqlx::Error> {
-    let (token, boot): (Option<&[u8]>, &[u8]) = (row.try_get(0)?, row.try_get(2)?);
-    let expires: i64 = row.try_get(3)?;
-    if token.is_none() || boot != this_boot || expires <= now {
-        return Ok(Standing::Free);
-    }
-    let left = Duration::from_nanos(expires.abs_diff(now));
-    if shares::is_shared(token) {
-        return Ok(Standing::Shared);
-    }
-    Ok(Standing::Held(Box::new(stored::holder(row.try_get(4)?, row.try_get(1)?, left))))
 }

@@ -169,16 +169,20 @@ impl Connections {
         Ok(Turn(place))
     }
 
-    /// Closes what is open. Waits a little for statements that are under way.
-    pub(super) async fn close(&self) {
+    /// Closes what is open, and returns whether that is all. Waits a little for statements that are under way.
+    pub(super) async fn close(&self) -> bool {
         self.closed.store(true, Ordering::Release);
+        let mut all = true;
         for lane in self.writers.iter().chain(&self.readers).chain([&self.renewer]) {
-            if let Some(mut place) = within(Duration::from_secs(1), lane.0.lock()).await
-                && let Some(connection) = place.take()
-            {
+            let Some(mut place) = within(Duration::from_secs(1), lane.0.lock()).await else {
+                all = false;
+                continue;
+            };
+            if let Some(connection) = place.take() {
                 let _ = connection.close().await;
             }
         }
+        all
     }
 }
 

@@ -2,24 +2,24 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::{Signal, sleep};
+use dlock_core::backend::{Mutex, Signal, sleep};
 use dlock_core::{Failure, Holder, Key, Token};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions, Row};
 
 use super::boot::{Boot, BootName};
-use super::claim::{Standing, understand};
 use super::connections::{Connections, Until, Writer, connect_options};
 use super::failure::{classify, of_file};
 use super::file::{self, Files, Found, Identity};
 use super::options::SqliteOptions;
 use super::presence::{Mark, Presence};
+use super::row::{self, Standing, understand};
 use super::schema::{self, Wrong};
-use super::shares;
+use super::statements::shares::parse;
 use super::statements::{AT_ONCE, SqliteStatements};
 use super::time;
 use crate::failure::unchanged;
@@ -89,7 +89,8 @@ impl Database {
                 Err(wrong) if wrong.is_passing() && time::now() < until => {
                     sleep(Duration::from_millis(1)).await;
                 }
-                Err(wrong) => return Err(wrong.into_failure(&path)),
+                // Whatever it came to, no lock was asked for.
+                Err(wrong) => return Err(unchanged(wrong.into_failure(&path))),
             }
         }
     }
@@ -158,10 +159,6 @@ impl Database {
         Ok(Some(database))
     }
 
-    fn holds(&self) -> MutexGuard<'_, Holds> {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the path still led here a moment ago. When it does not, everything that is held here is lost from now
     /// on.
     ///
@@ -172,7 +169,7 @@ impl Database {
         if now.saturating_sub(self.looked.load(Ordering::Acquire)) < time::nanos(LOOK) {
             return Ok(FileState::Same);
         }
-        if self.holds().retired.is_some() {
+        if self.holds.lock().retired.is_some() {
             // Once given up it stays so: others may have taken over in the meantime.
             let found = self.connections.look().map(|(found, _)| found);
             return Ok(if matches!(found, Ok(Found::Nothing)) {
@@ -201,7 +198,7 @@ impl Database {
 
     /// First all holders are notified, then our mark goes, which lets others begin.
     fn retire(&self, why: &'static str) {
-        let mut holds = self.holds();
+        let mut holds = self.holds.lock();
         holds.retired = Some(why);
         self.looked.store(0, Ordering::Release);
         for (_, signal) in holds.signals.drain() {
@@ -212,7 +209,7 @@ impl Database {
 
     /// From now on the holder of `signal` is notified when the database is lost.
     pub(super) fn granted(&self, token: Token, signal: Signal) {
-        let mut holds = self.holds();
+        let mut holds = self.holds.lock();
         match holds.retired {
             Some(why) => signal.lost(why),
             None => drop(holds.signals.insert(token, signal)),
@@ -222,11 +219,11 @@ impl Database {
     /// Whether this process and the others see by marks who has the database open.
     #[cfg(target_os = "linux")]
     pub(super) fn has_marks(&self) -> bool {
-        self.holds().presence.is_some()
+        self.holds.lock().presence.is_some()
     }
 
     pub(super) fn ended(&self, token: &Token) {
-        self.holds().signals.remove(token);
+        self.holds.lock().signals.remove(token);
     }
 
     /// Whether locks may be given out. Not while others may still hold them in an earlier file, or by leases that are
@@ -247,7 +244,7 @@ impl Database {
             )));
         }
         let has_others =
-            || self.holds().presence.as_ref().is_some_and(|(marks, mark)| marks.has_others(*mark));
+            || self.holds.lock().presence.as_ref().is_some_and(|(marks, mark)| marks.has_others(*mark));
         match left(self.since) {
             Some(left) if has_others() => Err(Failure::unavailable(format!(
                 "{path} replaced a database that other processes still have open; locks are given out again when they have \
@@ -318,14 +315,14 @@ impl Database {
                         shared.insert(key, None);
                     }
                     (None, Standing::Held(_) | Standing::Shared) => {
-                        let Some((key, is_common)) = shares::parse(&after) else { continue };
+                        let Some((key, is_common)) = parse(&after) else { continue };
                         let Some((key, of)) = shared.get_key_value(key) else { continue };
                         if is_common {
                             let permits = row.try_get::<i64, _>(1).map_err(failed)?;
                             let permits = u32::try_from(permits).ok().filter(|permits| *permits > 0);
                             shared.insert(key.clone(), permits);
                         } else {
-                            let holder = shares::holder(row, [1, 3, 4], *of, now).map_err(failed)?;
+                            let holder = row::share(row, [1, 3, 4], *of, now).map_err(failed)?;
                             all.push((key.clone(), holder));
                         }
                     }
@@ -338,8 +335,13 @@ impl Database {
         }
     }
 
+    /// Closes the connections, after which nothing is granted or renewed here. Then the mark goes too, although handles
+    /// may be left: the last connection takes the log and the lock area with it, so that whoever opens the database
+    /// again finds another identity, and would wait for this mark.
     pub(super) async fn close(&self) {
-        self.connections.close().await;
+        if self.connections.close().await {
+            self.holds.lock().presence = None;
+        }
     }
 
     /// Why nothing can be taken here.

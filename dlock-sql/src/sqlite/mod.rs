@@ -4,7 +4,6 @@ mod boot;
 mod claim;
 mod connections;
 mod database;
-mod detached;
 mod diagnosis;
 mod failure;
 mod file;
@@ -12,38 +11,37 @@ mod line;
 mod options;
 mod presence;
 mod renewals;
+mod row;
 mod schema;
+mod shared;
 mod shares;
 mod statements;
 mod time;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest, Finding, Forced, LockId, Occupancy};
+use dlock_core::backend::{BatchAttempt, ClaimRequest, Finding, Forced, LockId, Occupancy, boxed};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 pub use claim::SqliteClaim;
 pub use options::SqliteOptions;
 
 use connections::Until;
-use database::{Database, FileState};
-use detached::detached;
+use database::Database;
+use options::{NAME, refuse};
+use shared::Shared;
 
-use crate::failure::closed;
-use crate::question::asked;
-
-const NAME: &str = "sqlite";
+use crate::keeper_task::detached;
 
 /// Locks for the processes of one host, in a SQLite database.
 ///
-/// A lock is a row with a lease: whoever holds it renews it, and when its holder dies it is free once the lease has run
-/// out. A lock is taken by one statement and released by one, about 0.1 ms each. Every grant has a
-/// [fence](dlock_core::Fence), which also grows across releases, [`prune`](Self::prune), and rows that somebody
-/// deletes.
+/// A lock is a row with a lease: its holder renews it, and when the holder dies it is free once the lease has run out.
+/// A lock is taken by one statement and released by one, about 0.1 ms each. Every grant has a
+/// [fence](dlock_core::Fence), which also grows across releases, [`prune`](Self::prune), and rows that are deleted by
+/// hand.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -63,8 +61,8 @@ const NAME: &str = "sqlite";
 /// # What it relies on, and what it does not guarantee
 ///
 /// * **One kernel.** All processes run on the host whose disk the file is on. Network file systems that can be
-///   recognised are refused; containers may share a file when they share the host's kernel, and mount its directory.
-///   A file that is mounted by itself is refused, with what lies beside it, and one that has hard links.
+///   recognised are refused; containers may share a file when they share the host's kernel, and mount its directory. A
+///   file that is mounted by itself is refused, and so is one with a mount over a file beside it, or with hard links.
 /// * **Time.** On Linux leases run by a clock that counts on while the machine is suspended and that no step of the
 ///   wall clock moves. A restart of the machine ends all leases; where a container with a boot id of its own uses the
 ///   table, leases that may still run are waited for, for one lease of the new holder. On other systems they run by the
@@ -73,25 +71,17 @@ const NAME: &str = "sqlite";
 ///   fails, but the last changes may be missing. Leases do not need them, since a restart ends them all; a fence starts
 ///   from the wall clock in microseconds and therefore grows, unless the clock was set back.
 /// * **The file.** If it is deleted or replaced while it is in use, every lock that is held in it is reported as lost
-///   at the next renewal or attempt of its process, and nobody else is given a lock until all processes have noticed,
-///   or for one lease of the new holder. This does not hold when the whole directory is replaced, when the file is
-///   opened by a new name that it was moved to, or on other systems than Linux.
-/// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to whoever asks first
-///   after the release; they ask every 1 to 50 ms, less often the longer they wait. A lock that is asked to be fair
-///   goes to the one of all processes that came first; one that is not heard of loses its place after 2 s, and 2 ms
-///   more for each who was before it, 10 s at most.
+///   at the next renewal or attempt of its process, and no lock is granted in the new file until all processes have
+///   noticed, or for one lease of the new holder. This does not hold when the whole directory is replaced, when the
+///   file is opened by a new name that it was moved to, or on other systems than Linux.
+/// * **Order.** Waiters of one process are served in their order. Between processes the lock goes to the first that
+///   asks after the release; they ask every 1 to 50 ms, less often the longer they wait. A lock that is asked to be
+///   fair goes to the waiter that came first of all processes. A waiter that is silent loses its place after 2 s, and
+///   2 ms more for each waiter before it, 10 s at most.
 ///
 /// Clones share everything, so that a clone can be kept for [`prune`](Self::prune) and the like.
 #[derive(Clone)]
 pub struct Sqlite(Arc<Shared>);
-
-/// What the clones and the claims share.
-struct Shared {
-    options: SqliteOptions,
-    database: Mutex<Arc<Database>>,
-    reopening: tokio::sync::Mutex<()>,
-    closed: AtomicBool,
-}
 
 impl Sqlite {
     /// Opens the database that `url` names; makes the file, for its owner only, and the table where they are missing.
@@ -123,16 +113,6 @@ impl Sqlite {
         options.open().await
     }
 
-    async fn start(options: SqliteOptions) -> Result<Self, Failure> {
-        let database = Database::open(&options).await?;
-        Ok(Self(Arc::new(Shared {
-            options,
-            database: Mutex::new(database),
-            reopening: tokio::sync::Mutex::default(),
-            closed: AtomicBool::new(false),
-        })))
-    }
-
     /// Frees a lock whoever holds it, or only if all of them were seen.
     async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
         let (key, seen) = (key.clone(), seen.map(<[Holder]>::to_vec));
@@ -160,47 +140,53 @@ impl Sqlite {
     }
 }
 
-impl Shared {
-    fn database(&self) -> MutexGuard<'_, Arc<Database>> {
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+impl SqliteOptions {
+    /// Makes the file (for its owner only), the write-ahead log and the table where they are missing. Does nothing to a
+    /// lock table that is there.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), except that nothing needs to be there.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, an empty file may be left; call it again.
+    pub async fn migrate(&self) -> Result<()> {
+        let options = Self { makes: true, ..self.clone() };
+        Database::open(&options).await.map_err(refuse)?.close().await;
+        Ok(())
     }
 
-    /// The database that the path leads to. Another one at the same path is opened; one that is gone is not made again.
-    async fn current(&self) -> Result<Arc<Database>, Failure> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(closed());
-        }
-        let database = Arc::clone(&self.database());
-        match database.file_state()? {
-            FileState::Same => Ok(database),
-            FileState::Gone => Err(database.deleted()),
-            FileState::Replaced => self.reopen().await,
-        }
+    /// Opens a database that was migrated, and makes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when there is no such file or table, the path
+    /// is a directory or not a SQLite database, the file is damaged, has hard links, was mounted by itself or lies on a
+    /// network file system, the table is not a lock table of this version, or this container has a boot id of its own
+    /// and no file of marks can be used;
+    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the file or its directory cannot be written;
+    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when the disk is full, other processes keep the
+    /// database busy for more than five seconds, or they have it open and it was restored meanwhile.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel-safe.
+    pub async fn open(self) -> Result<Sqlite> {
+        boxed(Shared::open(self)).await.map(Sqlite).map_err(refuse)
     }
 
-    /// Has a question or an order that is no lock's answered by the database.
-    async fn ask<T: Send + 'static, F>(
-        self: &Arc<Self>,
-        question: impl FnOnce(Arc<Database>) -> F + Send + 'static,
-    ) -> Result<T, Failure>
-    where
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
-    {
-        let shared = Arc::clone(self);
-        asked(async move { question(shared.current().await?).await }).await
-    }
-
-    async fn reopen(&self) -> Result<Arc<Database>, Failure> {
-        let _one_at_a_time = self.reopening.lock().await;
-        let database = Arc::clone(&self.database());
-        if database.file_state()? == FileState::Same {
-            return Ok(database);
-        }
-        // SQLite shares what it knows of a file among the connections of a process: none to the old one may be left.
-        database.close().await;
-        let database = Database::open(&self.options).await?;
-        *self.database() = Arc::clone(&database);
-        Ok(database)
+    /// Opens the database, and makes the file and the table where they are missing.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), except that nothing needs to be there.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped midway, an empty file may be left; call it again.
+    pub async fn connect(self) -> Result<Sqlite> {
+        Self { makes: true, ..self }.open().await
     }
 }
 
@@ -274,9 +260,7 @@ impl Backend for Sqlite {
     }
 
     async fn close(&self) {
-        self.0.closed.store(true, Ordering::Release);
-        let database = Arc::clone(&self.0.database());
-        database.close().await;
+        self.0.close().await;
     }
 }
 

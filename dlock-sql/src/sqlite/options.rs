@@ -2,16 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use dlock_core::backend::{UrlParts, boxed};
+use dlock_core::backend::UrlParts;
 use dlock_core::{Error, Failure, Operation, Result};
 use percent_encoding::percent_decode_str;
 
-use super::Sqlite;
-use super::database::Database;
 use super::statements;
 use crate::table::TableName;
 
-/// Where the locks are: a file, and a table in it.
+pub(super) const NAME: &str = "sqlite";
+
+/// No file has a longer path, in bytes.
+const LONGEST_PATH: usize = 4096;
+
+/// The place of the locks: a file, and a table in it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -76,6 +79,9 @@ impl SqliteOptions {
         if path.is_empty() || path.ends_with('/') || path.contains('\0') || path == ":memory:" {
             return Err(wrong("the URL names no file"));
         }
+        if path.len() > LONGEST_PATH {
+            return Err(wrong("the path is too long"));
+        }
         UrlParts::check_query(query)?;
         let mut options = Self::new(path);
         for (name, value) in query.split('&').filter(|part| !part.is_empty()).map(|part| {
@@ -123,58 +129,10 @@ impl SqliteOptions {
     pub fn schema(&self) -> String {
         statements::SCHEMA.replace("{table}", &self.table.to_string())
     }
-
-    /// Makes the file (for its owner only), the write-ahead log and the table where they are missing. Does nothing to a
-    /// lock table that is there.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open), except that nothing needs to be there.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped midway, an empty file may be left; call it again.
-    pub async fn migrate(&self) -> Result<()> {
-        let options = Self { makes: true, ..self.clone() };
-        Database::open(&options).await.map_err(refuse)?.close().await;
-        Ok(())
-    }
-
-    /// Opens a database that was migrated, and makes nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) when there is no such file or table, the path
-    /// is a directory or not a SQLite database, the file is damaged, has hard links, was mounted by itself or lies on a
-    /// network file system, the table is not a lock table of this version, or this container has a boot id of its own
-    /// and no file of marks can be used;
-    /// [`ErrorKind::Denied`](dlock_core::ErrorKind::Denied) when the file or its directory cannot be written;
-    /// [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) when the disk is full, other processes keep the
-    /// database busy for more than five seconds, or they have it open and it was restored meanwhile.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel-safe.
-    pub async fn open(self) -> Result<Sqlite> {
-        boxed(Sqlite::start(self)).await.map_err(refuse)
-    }
-
-    /// Opens the database, and makes the file and the table where they are missing.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open), except that nothing needs to be there.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped midway, an empty file may be left; call it again.
-    pub async fn connect(self) -> Result<Sqlite> {
-        Self { makes: true, ..self }.open().await
-    }
 }
 
-fn refuse(failure: Failure) -> Error {
-    Error::new(Operation::Configure, failure).on(super::NAME)
+pub(super) fn refuse(failure: Failure) -> Error {
+    Error::new(Operation::Configure, failure).on(NAME)
 }
 
 fn decode(text: &str) -> Option<String> {

@@ -11,7 +11,9 @@ use sqlx::{Row, SqlStr};
 use super::connections::Until;
 use super::database::{Database, FileState};
 use super::failure::classify;
-use super::{shares, time};
+use super::shares::kept;
+use super::statements::shares::own;
+use super::time;
 use crate::renewals::{Extended, Renew, Renewal, shortest_limit};
 use crate::text::push_hex;
 
@@ -77,9 +79,9 @@ fn list(renewals: &[(usize, &Renewal)]) -> String {
         push_hex(&mut list, renewal.key.as_str().as_bytes());
         let _ = write!(list, "\",\"{}\",{}", renewal.token.to_hex(), time::nanos(renewal.lease));
         if renewal.mode != Mode::Exclusive {
-            let kept = shares::kept(renewal.mode, renewal.lease);
+            let kept = kept(renewal.mode, renewal.lease);
             let _ = write!(list, ",{},\"", time::nanos(kept));
-            push_hex(&mut list, &shares::own(&renewal.key, &renewal.token));
+            push_hex(&mut list, &own(&renewal.key, &renewal.token));
             list.push('"');
         }
         list.push(']');

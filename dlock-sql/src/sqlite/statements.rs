@@ -4,19 +4,21 @@
 //! stays after a release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the
 //! table's mark: its version, the highest fence of all rows that were deleted, the identity of the file and since when
 //! it has been this one, and the name of the [boot](super::boot). Where several hold a key there are rows beside it,
-//! and where some wait in order: see [`shares`](super::shares) and [`line`](super::line).
+//! and where some wait in order: see [`shares`] and [`line`].
 //!
 //! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
+
+pub(super) mod line;
+pub(super) mod shares;
 
 use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
-use super::claim::batch;
-use super::line::{self, LineStatements};
-use super::shares::ShareStatements;
 use crate::stored::AWAITED;
 use crate::table::TableName;
 use crate::text::{sql, statements};
+use line::LineStatements;
+use shares::ShareStatements;
 
 /// What the mark row's `holder` says.
 pub(super) const MARK: &str = "dlock table, version 1";
@@ -68,7 +70,7 @@ pub(super) struct SqliteStatements {
     /// Those for what several hold at a time.
     pub(super) shares: ShareStatements,
     /// Those for several rows at once.
-    pub(super) batch: batch::BatchStatements,
+    pub(super) batch: BatchStatements,
 }
 
 /// How many rows one statement deletes or lists, so that it does not keep others waiting.
@@ -147,7 +149,48 @@ impl SqliteStatements {
             )),
             line: LineStatements::of(table),
             shares: ShareStatements::of(table),
-            batch: batch::BatchStatements::of(table),
+            batch: BatchStatements::of(table),
+        }
+    }
+}
+
+/// The statements, in which `?1` is now, `?2` the list, `?3` the boot, and `?4` the least fence.
+#[derive(Debug)]
+pub(super) struct BatchStatements {
+    /// Takes all rows and gives their keys and fences, or changes nothing and gives no row.
+    pub(super) take: SqlStr,
+    /// The first of the list that somebody else has: its place, fence, expiry and holder.
+    pub(super) busy: SqlStr,
+}
+
+impl BatchStatements {
+    pub(super) fn of(table: &TableName) -> Self {
+        // A list is a JSON array of [key, token, lease, holder]: one bound value, whatever its length.
+        let busy = format!(
+            r#"FROM json_each(?2) AS other CROSS JOIN "{table}" AS theirs
+            WHERE theirs.key = unhex(other.value ->> 0) AND theirs.token <> unhex(other.value ->> 1)
+            AND theirs.boot = ?3 AND theirs.expires > ?1"#
+        );
+        // Where somebody waits in order, it is not for this statement to see whose turn it is.
+        let bounds = ["'fe'", "'ff'"].map(|end| format!("unhex('fc' || (waited.value ->> 0) || {end})"));
+        let line = line::exists(table, [&bounds[0], &bounds[1], "?3", "?1"]);
+        let line = format!("SELECT 1 FROM json_each(?2) AS waited WHERE {line}");
+        Self {
+            take: sql(format!(
+                r#"INSERT INTO "{table}" AS held (key, token, fence, boot, expires, holder)
+                SELECT unhex(value ->> 0), unhex(value ->> 1),
+                    max(?4, (SELECT mark.fence + 1 FROM "{table}" AS mark WHERE mark.key = x'')),
+                    ?3, ?1 + (value ->> 2), CAST(unhex(value ->> 3) AS TEXT)
+                FROM json_each(?2) WHERE NOT EXISTS (SELECT 1 {busy}) AND NOT EXISTS ({line})
+                ON CONFLICT (key) DO UPDATE SET
+                    fence = CASE WHEN held.token = excluded.token AND held.boot = excluded.boot AND held.expires > ?1
+                            THEN held.fence ELSE max(held.fence + 1, excluded.fence) END,
+                    token = excluded.token, boot = excluded.boot, expires = excluded.expires, holder = excluded.holder
+                RETURNING key, fence"#
+            )),
+            busy: sql(format!(
+                "SELECT other.key, theirs.fence, theirs.expires, theirs.holder {busy} ORDER BY other.key LIMIT 1"
+            )),
         }
     }
 }

@@ -384,3 +384,32 @@ async fn requests_that_a_locked_table_holds_up_leave_no_sessions_on_postgresql()
         waiter.await.unwrap().unwrap();
     }
 }
+
+/// Nor does one that waits for a row, on MariaDB and MySQL for 50 s if nothing else is set.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_a_locked_row_holds_up_leave_few_sessions_on_mysql() {
+    let server = <MysqlServer as Db>::start();
+    drop(server.backend().await);
+    let backend = Mysql::connect(&server.url()).await.unwrap();
+    let locks = Locks::builder(backend).with_lease(Duration::from_secs(3)).build().unwrap();
+    take(&locks, "k").await.release().await.unwrap();
+    let pool = server.pool(1);
+    let keeps = MysqlServer::lock_rows(&pool).await;
+    let lock = locks.lock("k").with_wait(Duration::from_secs(60));
+    let waiter = tokio::spawn(async move { lock.acquire().await?.release().await });
+    let waits = "SELECT id FROM information_schema.processlist \
+                 WHERE command IN ('Query', 'Execute') AND id <> CONNECTION_ID()";
+    until("requests to wait for the row again and again", || {
+        let waiting = server.query(waits).lines().count();
+        assert!(waiting < 12, "{waiting} sessions wait for one row");
+        let so_far = server.query("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_waits'");
+        so_far
+            .rsplit('\t')
+            .next()
+            .and_then(|count| count.parse::<u64>().ok())
+            .is_some_and(|count| count >= 16)
+    })
+    .await;
+    drop(keeps);
+    waiter.await.unwrap().unwrap();
+}

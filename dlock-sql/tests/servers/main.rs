@@ -19,6 +19,7 @@ mod lost_replies;
 mod opening;
 mod poolers;
 mod pools;
+mod rights;
 mod rows;
 mod settings;
 mod shares;

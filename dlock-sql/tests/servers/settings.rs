@@ -10,7 +10,7 @@ use dlock_sql::{
     PostgresSessions,
 };
 
-use crate::support::Db;
+use crate::support::{Db, is_error};
 
 /// That readers' shares and permits are held and handed over, between two processes; what went wrong.
 async fn exercise_shares(a: &Locks, b: &Locks) -> Result<(), String> {
@@ -149,6 +149,18 @@ async fn what_a_role_of_postgresql_sets_changes_nothing() {
     on_postgres(&server.url_as("app", "right")).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_setting_of_the_connection_that_postgresql_refuses_is_no_fault_of_the_table() {
+    let server = PostgresServer::start().unwrap();
+    let connect = async |options: &str| {
+        Postgres::connect(&format!("{}&migrate=true&options={options}", server.url())).await
+    };
+    for wrong in ["-c%20statement_timeout%3Dx", "-c%20nonsense%3D1", "nonsense"] {
+        is_error(connect(wrong).await, ErrorKind::InvalidConfig, &["`options`"]);
+    }
+    connect("-c%20statement_timeout%3D5s").await.unwrap();
+}
+
 /// For each connection that is opened.
 const OF_MYSQL: &[&str] = &[
     "autocommit = 0, sql_mode = 'ANSI,TRADITIONAL', tx_isolation = 'SERIALIZABLE', time_zone = '-11:00', \
@@ -193,6 +205,6 @@ async fn a_server_of_mariadb_that_logs_statements_and_reads_what_is_committed_ha
         let all = ["binlog_format = STATEMENT", "REPEATABLE READ", "after_connect"];
         let on_pool = <MysqlServer as Db>::backend_of(&pool).await.unwrap();
         let on_pool = Locks::builder(on_pool).with_wait(Duration::from_secs(60)).build().unwrap();
-        crate::support::is_error(on_pool.lock("a").acquire().await, ErrorKind::InvalidConfig, &all);
+        is_error(on_pool.lock("a").acquire().await, ErrorKind::InvalidConfig, &all);
     }
 }

@@ -140,6 +140,17 @@ async fn wrong_paths_are_refused_with_the_reason() {
 }
 
 #[tokio::test]
+async fn a_directory_in_the_place_of_the_log_leaves_nothing_unknown() {
+    let site = Site::new();
+    let log = site.directory.path().join("locks.db-wal");
+    std::fs::create_dir(&log).unwrap();
+    let error = SqliteOptions::new(&site.path).connect().await.unwrap_err();
+    is(&error, ErrorKind::Unavailable, "disk");
+    std::fs::remove_dir(&log).unwrap();
+    works(site.backend().await).await;
+}
+
+#[tokio::test]
 async fn a_database_with_two_names_is_opened_by_neither() {
     let site = Site::new();
     SqliteOptions::new(&site.path).migrate().await.unwrap();

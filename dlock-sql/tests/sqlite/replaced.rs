@@ -43,6 +43,20 @@ async fn a_deleted_database_is_noticed_and_its_locks_are_lost() {
 }
 
 #[tokio::test]
+async fn a_handle_that_was_shut_down_and_is_kept_keeps_nobody_out_of_a_database_that_is_opened_again() {
+    let site = Site::new();
+    let locks = site.locks().await;
+    locks.lock("k").acquire().await.unwrap().release().await.unwrap();
+    locks.shutdown(Duration::from_secs(30)).await.unwrap();
+    assert!(!site.directory.path().join(ALL[1]).exists(), "the last connection takes the log with it");
+    // They take the numbers of the files that are gone, so that those of the log and the lock area are new ones.
+    let others = [0; 8].map(|_| tempfile::NamedTempFile::new_in(site.directory.path()).unwrap());
+    let again = site.locks().await;
+    again.lock("k").with_wait(Wait::No).acquire().await.unwrap().release().await.unwrap();
+    drop((locks, others));
+}
+
+#[tokio::test]
 async fn an_attempt_on_a_replaced_database_tells_every_holder_at_once() {
     let site = Site::new();
     let locks = site.locks().await;

@@ -8,7 +8,7 @@ use dlock_core::{Key, Token};
 use dlock_sql::sqlx::mysql::MySqlConnectOptions;
 use dlock_sql::sqlx::postgres::PgConnectOptions;
 use dlock_sql::sqlx::{ConnectOptions, Database, MySqlConnection, PgConnection};
-use dlock_sql::{BareRows, Server};
+use dlock_sql::{BareRows, LeaseTable};
 use tokio::runtime::Builder;
 use tokio::sync::{Mutex, MutexGuard, oneshot};
 
@@ -76,12 +76,12 @@ impl<C> Each<C> {
 }
 
 /// Lease rows, by the statements of dlock.
-pub(crate) struct BareLeases<S: Server> {
+pub(crate) struct BareLeases<S: LeaseTable> {
     pub(crate) connections: Each<<S::Database as Database>::Connection>,
     pub(crate) rows: BareRows<S>,
 }
 
-impl<S: Server> BareLeases<S> {
+impl<S: LeaseTable> BareLeases<S> {
     pub(crate) async fn take(
         &self,
         on: &mut <S::Database as Database>::Connection,
@@ -103,7 +103,7 @@ impl<S: Server> BareLeases<S> {
     }
 }
 
-impl<S: Server> Pairs for BareLeases<S> {
+impl<S: LeaseTable> Pairs for BareLeases<S> {
     async fn pair(&self, key: &str) -> Result<()> {
         let (mut on, token, key) = (self.connections.of(key).await?, Token::random()?, Key::new(key)?);
         self.take(&mut on, &key, token).await?;

@@ -7,58 +7,16 @@ use std::time::Duration;
 
 use dlock_core::backend::{BatchAttempt, Busy, Grant, Mode, Validity};
 use dlock_core::{ErrorKind, Failure};
-use sqlx::{Row, SqlStr};
+use sqlx::Row;
 
 use super::SqliteClaim;
 use crate::failure::unchanged;
 use crate::sqlite::connections::{Until, Writer};
 use crate::sqlite::database::Database;
 use crate::sqlite::failure::classify;
-use crate::sqlite::{line, time};
+use crate::sqlite::time;
 use crate::stored;
-use crate::table::TableName;
-use crate::text::{push_hex, sql};
-
-/// The statements, in which `?1` is now, `?2` the list, `?3` the boot, and `?4` the least fence.
-#[derive(Debug)]
-pub(in crate::sqlite) struct BatchStatements {
-    /// Takes all rows and gives their keys and fences, or changes nothing and gives no row.
-    take: SqlStr,
-    /// The first of the list that somebody else has: its place, fence, expiry and holder.
-    busy: SqlStr,
-}
-
-impl BatchStatements {
-    pub(in crate::sqlite) fn of(table: &TableName) -> Self {
-        // A list is a JSON array of [key, token, lease, holder]: one bound value, whatever its length.
-        let busy = format!(
-            r#"FROM json_each(?2) AS other CROSS JOIN "{table}" AS theirs
-            WHERE theirs.key = unhex(other.value ->> 0) AND theirs.token <> unhex(other.value ->> 1)
-            AND theirs.boot = ?3 AND theirs.expires > ?1"#
-        );
-        // Where somebody waits in order, it is not for this statement to see whose turn it is.
-        let bounds = ["'fe'", "'ff'"].map(|end| format!("unhex('fc' || (waited.value ->> 0) || {end})"));
-        let line = line::exists(table, [&bounds[0], &bounds[1], "?3", "?1"]);
-        let line = format!("SELECT 1 FROM json_each(?2) AS waited WHERE {line}");
-        Self {
-            take: sql(format!(
-                r#"INSERT INTO "{table}" AS held (key, token, fence, boot, expires, holder)
-                SELECT unhex(value ->> 0), unhex(value ->> 1),
-                    max(?4, (SELECT mark.fence + 1 FROM "{table}" AS mark WHERE mark.key = x'')),
-                    ?3, ?1 + (value ->> 2), CAST(unhex(value ->> 3) AS TEXT)
-                FROM json_each(?2) WHERE NOT EXISTS (SELECT 1 {busy}) AND NOT EXISTS ({line})
-                ON CONFLICT (key) DO UPDATE SET
-                    fence = CASE WHEN held.token = excluded.token AND held.boot = excluded.boot AND held.expires > ?1
-                            THEN held.fence ELSE max(held.fence + 1, excluded.fence) END,
-                    token = excluded.token, boot = excluded.boot, expires = excluded.expires, holder = excluded.holder
-                RETURNING key, fence"#
-            )),
-            busy: sql(format!(
-                "SELECT other.key, theirs.fence, theirs.expires, theirs.holder {busy} ORDER BY other.key LIMIT 1"
-            )),
-        }
-    }
-}
+use crate::text::push_hex;
 
 /// Takes the rows of all these claims, or none.
 pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> Result<BatchAttempt, Failure> {

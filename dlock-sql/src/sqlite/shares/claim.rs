@@ -9,13 +9,14 @@ use dlock_core::backend::{
 use dlock_core::{ErrorKind, Failure, Holder, Token};
 use sqlx::sqlite::SqliteConnection;
 
+use super::kept;
 use super::state::{State, Verdict, later, put};
-use super::{beyond, common, kept, own};
 use crate::sqlite::claim::SqliteClaim;
 use crate::sqlite::connections::{Turn, Until, Writer};
 use crate::sqlite::database::Database;
 use crate::sqlite::failure::classify;
 use crate::sqlite::line::{self, Place};
+use crate::sqlite::statements::shares::{beyond, common, own};
 use crate::sqlite::time;
 use crate::stored;
 
@@ -163,9 +164,7 @@ async fn take_alone(
     }
     let (name, line) = (key.as_str().as_bytes().to_vec(), stored::line(request, fences));
     put(database, on, name, Some(request.token.as_bytes()), (last, expires), line).await?;
-    let grant = Grant::new(Validity::Lease(request.lease));
-    let with_fences = |grant, last| stored::with_fences(grant, last, fences);
-    Ok(Taken::Granted(stored::fence(last).into_iter().fold(grant, with_fences)))
+    Ok(Taken::Granted(stored::grant(request.lease, stored::fence(last), fences)))
 }
 
 /// One more has it.

@@ -7,9 +7,9 @@ use dlock_core::{Holder, Key, Token};
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::{beyond, common, own};
 use crate::sqlite::database::Database;
-use crate::sqlite::line::{self, First};
+use crate::sqlite::statements::line::{self, First};
+use crate::sqlite::statements::shares::{beyond, common, own};
 use crate::sqlite::time;
 use crate::stored::{self, SHARED};
 

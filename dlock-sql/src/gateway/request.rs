@@ -10,12 +10,16 @@ use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::connections::{Connections, Kind, Lent, Limits, Origin};
+use super::connections::{Connections, Lent};
 use super::driven::{Caller, Driven, unless_late};
 use super::progress::Progress;
-use super::steps::Step;
-use crate::failure::closed;
-use crate::server::{Conn, Fault, Server};
+use super::route::{Kind, Origin, Route};
+use super::steps::{Mark, Step};
+use crate::driver::Conn;
+use crate::failure::{Fault, closed, unchanged};
+use crate::limits::{Limits, QUESTION};
+use crate::server::Server;
+use crate::table;
 
 /// The pauses before a statement is tried again that got into the way of another.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
@@ -31,7 +35,6 @@ impl Drop for Pending {
 
 struct Request<S: Server, P: Step<S>> {
     connections: Arc<Connections<S>>,
-    kind: Kind,
     step: P,
     limits: Limits,
     progress: Pending,
@@ -39,15 +42,15 @@ struct Request<S: Server, P: Step<S>> {
 }
 
 impl<S: Server, P: Step<S>> Request<S, P> {
-    async fn carry_out(self, origin: Origin<S>) -> Result<P::Reply, Failure> {
-        let Self { connections, kind, step, limits, progress, caller } = self;
+    async fn carry_out(self, route: Route<S>) -> Result<P::Reply, Failure> {
+        let Self { connections, step, limits, progress, caller } = self;
         let result = async {
             if connections.is_closed() {
                 return Err(closed());
             }
-            let (mut origin, mut asks_again) = (origin, P::ASKS);
+            let (kind, mut route, mut asks_again) = (route.kind, route, P::ASKS);
             loop {
-                let (mut lent, mut permit) = connections.lend(kind, origin, limits.patience).await?;
+                let (mut lent, mut permit) = connections.lend(route, limits.patience).await?;
                 if !progress.0.send() {
                     connections.done_with(lent, false);
                     return Err(Failure::unavailable("nobody wants it any more"));
@@ -59,7 +62,7 @@ impl<S: Server, P: Step<S>> Request<S, P> {
                     return done.map_err(|fault| fault.failure);
                 }
                 // Perhaps only this connection had ended; those that are idle are tested from now on.
-                origin = connections.origin(kind).0;
+                route = connections.route(kind);
             }
         }
         .await;
@@ -75,22 +78,63 @@ impl<S: Server> Connections<S> {
     /// Has a step done, whatever becomes of the caller.
     pub(crate) fn begin<P: Step<S>>(
         self: &Arc<Self>,
-        kind: Kind,
+        route: Route<S>,
         step: P,
         limits: Limits,
         progress: Arc<Progress>,
     ) -> Driven<P::Reply> {
-        let (origin, drives) = self.origin(kind);
-        let caller = Caller::new(drives);
+        let caller = Caller::new(route.is_driven_by_caller());
         // The pool's connections may belong to the caller's runtime.
-        let runtime = match &origin {
+        let runtime = match &route.origin {
             Origin::Pool(_) => Handle::current(),
-            Origin::Lane(_) | Origin::Taken(..) => self.own.runtime.clone(),
+            Origin::Lane(_) | Origin::Ready(..) => self.lanes.own.runtime.clone(),
         };
         let connections = Arc::clone(self);
         let request =
-            Request { connections, kind, step, limits, progress: Pending(progress), caller: caller.clone() };
-        Driven::new(request.carry_out(origin), runtime, limits.patience + limits.last, caller)
+            Request { connections, step, limits, progress: Pending(progress), caller: caller.clone() };
+        Driven::new(request.carry_out(route), runtime, limits.patience + limits.last, caller)
+    }
+
+    /// The answer to a step within `limit`.
+    pub(crate) async fn within<P: Step<S>>(
+        self: &Arc<Self>,
+        kind: Kind,
+        step: P,
+        limit: Duration,
+    ) -> Result<P::Reply, Failure> {
+        self.within_on(self.route(kind), step, limit).await
+    }
+
+    /// The answer to a step that takes this route, within `limit`.
+    pub(crate) async fn within_on<P: Step<S>>(
+        self: &Arc<Self>,
+        route: Route<S>,
+        step: P,
+        limit: Duration,
+    ) -> Result<P::Reply, Failure> {
+        let request = self.begin(route, step, Limits::of(limit, limit), Arc::new(Progress::new()));
+        match by_then(Instant::now() + limit, request).await {
+            Some(answer) => answer,
+            None => Err(Failure::unknown(format!("no answer within {limit:?}"))),
+        }
+    }
+
+    /// The answer to a question or order that is no lock's.
+    pub(crate) async fn ask<P: Step<S>>(
+        self: &Arc<Self>,
+        step: P,
+        limit: Duration,
+    ) -> Result<P::Reply, Failure> {
+        self.within(Kind::Ordinary, step, limit).await
+    }
+
+    /// Checks the table and the rights, on a connection of our own. Makes the table first, if that was left for now.
+    pub(crate) async fn verify(self: &Arc<Self>) -> Result<(), Failure> {
+        if let Some(maker) = &self.maker {
+            maker.clone().make_on_the_keeper().await?;
+        }
+        let mark = self.within(Kind::Renewal, Mark(), QUESTION).await.map_err(unchanged)?;
+        table::verify(mark.as_deref(), self.server().table())
     }
 
     /// Performs the step, again if it got into the way of another.
@@ -106,7 +150,7 @@ impl<S: Server> Connections<S> {
     ) -> Result<P::Reply, Fault> {
         let begun = Instant::now();
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
-        let mut prepares_again = true;
+        let (mut prepares_again, mut looks_again) = (true, true);
         loop {
             let (on, is_pooled): (&mut Conn<S>, bool) = match lent {
                 Lent::Own(connection, _) => (connection, false),
@@ -135,6 +179,16 @@ impl<S: Server> Connections<S> {
                     // Where this fails, so does the statement.
                     let _ = by_then(begun + limits.answer, on.clear_cached_statements()).await;
                     continue;
+                }
+                Some(Err(error)) if S::is_of_old_rights(&error) => {
+                    if std::mem::take(&mut looks_again)
+                        && by_then(begun + limits.answer, S::look_up_rights(on)).await.is_some()
+                    {
+                        continue;
+                    }
+                    // Another connection may know of more; where none can be opened, this one serves what is held.
+                    let broken = !self.lacks_room_now();
+                    return Err(Fault { broken, ..self.server().fault(error) });
                 }
                 Some(Err(error)) => self.server().fault(error),
                 None => {

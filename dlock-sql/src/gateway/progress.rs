@@ -1,10 +1,9 @@
 //! How far a request has come, for those who have to know whether it may still be carried out.
 
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dlock_core::backend::RequestClock;
+use dlock_core::backend::{Mutex, RequestClock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -43,13 +42,9 @@ impl Progress {
         Self { clock: Some(clock.clone()), ..Self::new() }
     }
 
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// It is about to be sent; whether it still may.
     pub(crate) fn send(&self) -> bool {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         let may = matches!(*stage, Stage::Waiting | Stage::Sent(_)) && self.count();
         if may {
             *stage = Stage::Sent(Instant::now());
@@ -65,13 +60,13 @@ impl Progress {
 
     /// It was answered.
     pub(crate) fn settle(&self) {
-        *self.stage() = Stage::Settled;
+        *self.stage.lock() = Stage::Settled;
         self.ended.notify_waiters();
     }
 
     /// Nothing more will be heard of it.
     pub(crate) fn lose(&self) {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         *stage = match *stage {
             Stage::Sent(at) => Stage::Lost(at),
             Stage::Waiting => Stage::Settled,
@@ -84,7 +79,7 @@ impl Progress {
     /// Cancels it unless it was sent. Returns whether it certainly does nothing any more: it was answered, or never
     /// will be sent.
     pub(crate) fn try_cancel(&self) -> bool {
-        let mut stage = self.stage();
+        let mut stage = self.stage.lock();
         if *stage == Stage::Waiting {
             *stage = Stage::Cancelled;
             drop(stage);
@@ -96,7 +91,7 @@ impl Progress {
 
     /// Whether it was sent at least this long ago.
     pub(crate) fn is_older_than(&self, age: Duration) -> bool {
-        match *self.stage() {
+        match *self.stage.lock() {
             Stage::Sent(at) | Stage::Lost(at) => at.elapsed() >= age,
             _ => true,
         }
@@ -107,7 +102,7 @@ impl Progress {
         let mut ended = pin!(self.ended.notified());
         // From here on no end is missed.
         ended.as_mut().enable();
-        if matches!(*self.stage(), Stage::Sent(_) | Stage::Waiting) {
+        if matches!(*self.stage.lock(), Stage::Sent(_) | Stage::Waiting) {
             ended.await;
         }
     }

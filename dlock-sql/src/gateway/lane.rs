@@ -1,15 +1,17 @@
 //! The connections that one runtime drives.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_core::backend::{Mutex, MutexGuard};
 use dlock_core::{Key, Token};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::together::Line;
-use crate::server::{Ask, Conn, Released, Server, Taken};
+use super::waiters::Line;
+use crate::driver::{Conn, Driver};
+use crate::protocol::{Ask, Released, Taken};
 
 /// A connection that was idle for this long is tested before it is used.
 pub(super) const FRESH: Duration = Duration::from_secs(5);
@@ -21,31 +23,31 @@ pub(super) const IDLE: Duration = Duration::from_secs(60);
 /// An answer wakes the runtime on which its connection was opened. Where that is the caller's own, it costs no detour
 /// over another thread; so callers of one runtime, the home of these locks, have connections there. What must not wait
 /// for a runtime that is blocked or gone, and callers from elsewhere, use those of dlock's own thread.
-pub(super) struct Lane<S: Server> {
+pub(crate) struct Lane<S: Driver> {
     pub(super) runtime: Handle,
     pub(super) permits: Arc<Semaphore>,
     limit: usize,
     idle: Mutex<Vec<Idle<S>>>,
     /// What waits for a connection.
-    pub(super) takes: Line<Ask, Taken>,
-    pub(super) releases: Line<(Key, Token), Released>,
+    pub(crate) takes: Line<Ask, Taken>,
+    pub(crate) releases: Line<(Key, Token), Released>,
 }
 
 /// A connection that nobody uses at the moment.
-pub(super) struct Idle<S: Server> {
+pub(super) struct Idle<S: Driver> {
     pub(super) connection: Conn<S>,
     pub(super) since: Instant,
     /// How many connections had been found broken by then.
     pub(super) breaks: u64,
 }
 
-impl<S: Server> Idle<S> {
+impl<S: Driver> Idle<S> {
     fn is_ready(&self, breaks: u64) -> bool {
         self.breaks == breaks && self.since.elapsed() < FRESH
     }
 }
 
-impl<S: Server> Lane<S> {
+impl<S: Driver> Lane<S> {
     pub(super) fn new(runtime: Handle, limit: usize) -> Arc<Self> {
         Arc::new(Self {
             runtime,
@@ -58,7 +60,7 @@ impl<S: Server> Lane<S> {
     }
 
     pub(super) fn idle(&self) -> MutexGuard<'_, Vec<Idle<S>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock()
     }
 
     pub(super) fn pop(&self) -> Option<Idle<S>> {
@@ -84,11 +86,6 @@ impl<S: Server> Lane<S> {
     pub(super) fn try_take(&self, breaks: u64) -> Option<(Conn<S>, OwnedSemaphorePermit)> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         Some((self.idle().pop_if(|idle| idle.is_ready(breaks))?.connection, permit))
-    }
-
-    /// Whether there is one at this moment.
-    pub(super) fn is_ready(&self, breaks: u64) -> bool {
-        self.permits.available_permits() > 0 && self.idle().last().is_some_and(|idle| idle.is_ready(breaks))
     }
 }
 

@@ -12,6 +12,8 @@ use dlock_core::{Failure, keeper};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use crate::keeper_task::gone;
+
 /// Who made a request.
 #[derive(Clone)]
 pub(super) struct Caller {
@@ -125,9 +127,4 @@ pub(super) async fn unless_late<F: Future + Send>(
         }
     })
     .await
-}
-
-/// The runtime ended, and the request with it.
-pub(crate) fn gone() -> Failure {
-    Failure::unknown("the runtime that the request was made on is gone")
 }

@@ -1,33 +1,25 @@
-//! The connections of one backend, and what is done on them.
-//!
-//! They are opened when they are needed, and belong to the runtime that asks or to dlock's own thread. An attempt or a
-//! question is driven by the caller for as long as he waits, and then by that thread; so is a release that can be
-//! written to the wire at once. Other releases, and renewals, are driven by that thread alone, since they must not wait
-//! for a runtime that is blocked. So all are carried out to their end, and their outcome noted, whatever becomes of the
-//! caller. With a pool of the user, attempts go over its connections, and what must not wait for one (renewals,
-//! releases) over our own.
+//! Lends the connections of one backend, and opens them.
 
 use std::fmt;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dlock_core::backend::{by_then, sleep, sleep_until, within};
-use dlock_core::{Failure, Key, Token, keeper};
+use dlock_core::{Failure, keeper};
 use sqlx::pool::{Pool, PoolConnection};
-use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::driven::gone;
 use super::lane::{FRESH, IDLE, Lane};
-use super::progress::Progress;
-use super::steps::{Mark, Step};
+use super::route::{Kind, Lanes, Origin, Route};
 use crate::connector::{Connector, end};
+use crate::driver::Conn;
 use crate::failure::{closed, unchanged};
+use crate::keeper_task::gone;
 use crate::options::ServerOptions;
-use crate::server::{Ask, Conn, Released, Server, Taken};
+use crate::server::Server;
 use crate::settings::Settings;
 
 /// How long a request waits for a connection that is in use, while the server opens no more; and the pause between
@@ -35,67 +27,23 @@ use crate::settings::Settings;
 const SPARE_WAIT: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What a connection is wanted for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// An attempt or a question, which may have to wait for its turn.
-    Ordinary,
-    /// A release, which has a connection in reserve.
-    Release,
-    /// Renewals, which have a connection of their own.
-    Renewal,
-}
-
-/// How long a request may take.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Limits {
-    /// To get a connection.
-    pub(crate) patience: Duration,
-    /// To be answered. Afterwards others need not wait for this connection any more.
-    pub(crate) answer: Duration,
-    /// To be heard of at all.
-    pub(crate) last: Duration,
-}
-
-impl Limits {
-    pub(crate) fn of(answer: Duration, last: Duration) -> Self {
-        // So that a server that is away is seen to be away, and not taken for one that may have got the request.
-        Self { patience: answer * 3 / 4, answer, last: last.max(answer) }
-    }
-
-    /// Those of whoever waits the longest.
-    pub(super) fn longest(self, other: Self) -> Self {
-        let (answer, last) = (self.answer.max(other.answer), self.last.max(other.last));
-        Self { patience: self.patience.max(other.patience), answer, last }
-    }
-}
-
 pub struct Connections<S: Server> {
     server: Arc<S>,
     connector: Arc<Connector<S>>,
-    /// Of the user, for attempts and questions.
-    pool: Option<Pool<S::Database>>,
+    pub(super) lanes: Lanes<S>,
     /// By which the table is made, before it is looked at.
-    maker: Option<ServerOptions<S>>,
-    /// Those of dlock's own thread.
-    pub(super) own: Arc<Lane<S>>,
-    /// Those of the runtime that locks here, if it is to have any.
-    home: Mutex<Option<Arc<Lane<S>>>>,
-    has_home: bool,
-    limit: usize,
+    pub(super) maker: Option<ServerOptions<S>>,
     /// One turn in the line for the pool's connections is waited for although its caller had to go.
     pool_turn: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
     renewal: Arc<Semaphore>,
-    /// How often a connection was found broken: those that were idle at that time are not trusted.
-    breaks: AtomicU64,
     /// Each lock that is held has one more.
     held: Arc<()>,
     closed: AtomicBool,
 }
 
 /// Something is held as long as this is there: the last connection is not closed.
-pub(super) struct Holding(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+pub(crate) struct Holding(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 /// A connection, and whose it is.
 pub(super) enum Lent<S: Server> {
@@ -116,14 +64,6 @@ pub(super) fn busy(patience: Duration) -> Failure {
     ))
 }
 
-/// Where a request gets its connection from.
-pub(super) enum Origin<S: Server> {
-    Lane(Arc<Lane<S>>),
-    /// From there already.
-    Taken(Arc<Lane<S>>, Conn<S>, OwnedSemaphorePermit),
-    Pool(Pool<S::Database>),
-}
-
 impl<S: Server> Connections<S> {
     pub(crate) fn start(
         server: Arc<S>,
@@ -133,20 +73,15 @@ impl<S: Server> Connections<S> {
         settings: &Settings,
         maker: Option<ServerOptions<S>>,
     ) -> Result<Arc<Self>, Failure> {
-        let (runtime, limit) = (keeper::runtime()?, settings.connections());
+        let runtime = keeper::runtime()?;
         let connections = Arc::new(Self {
             server,
             connector,
-            pool,
+            lanes: Lanes::new(runtime.clone(), pool, has_home, settings.connections()),
             maker,
-            own: Lane::new(runtime.clone(), limit),
-            home: Mutex::default(),
-            has_home,
-            limit,
             pool_turn: Arc::new(Semaphore::new(1)),
             reserve: Arc::new(Semaphore::new(1)),
             renewal: Arc::new(Semaphore::new(1)),
-            breaks: AtomicU64::new(0),
             held: Arc::default(),
             closed: AtomicBool::new(false),
         });
@@ -164,18 +99,18 @@ impl<S: Server> Connections<S> {
 
     /// Whether attempts use the connections of a pool, whose line is the pool's.
     pub(crate) const fn has_pool(&self) -> bool {
-        self.pool.is_some()
+        self.lanes.pool.is_some()
     }
 
     /// How many connections attempts may use at a time.
     pub(crate) const fn limit(&self) -> usize {
-        self.limit
+        self.lanes.limit
     }
 
     /// How many connections there may be at the most: attempts' here and elsewhere, and one each in reserve, for
     /// renewals and for waiting.
     pub(crate) fn most(&self) -> usize {
-        self.limit * 2 + 3
+        self.lanes.limit * 2 + 3
     }
 
     /// The server, the database and the table, without a password.
@@ -183,131 +118,18 @@ impl<S: Server> Connections<S> {
         format!("{}/{}", S::address(&self.connector.driver), self.server.table())
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    fn home(&self) -> MutexGuard<'_, Option<Arc<Lane<S>>>> {
-        self.home.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The connections of the calling runtime, if it is at home here or nobody else is.
-    fn lane_of(&self, current: &Handle) -> Option<Arc<Lane<S>>> {
-        if !self.has_home || current.id() == self.own.runtime.id() {
-            return None;
-        }
-        let mut home = self.home();
-        match &*home {
-            Some(home) if home.runtime.id() == current.id() => Some(Arc::clone(home)),
-            Some(other) if !other.is_at_rest() => None,
-            _ => Some(Arc::clone(home.insert(Lane::new(current.clone(), self.limit)))),
-        }
-    }
-
-    /// The same, without making this runtime a home.
-    fn home_of(&self, current: &Handle) -> Option<Arc<Lane<S>>> {
-        self.home().clone().filter(|home| home.runtime.id() == current.id())
-    }
-
-    /// Where a request gets its connection from, and whether its caller drives it.
-    pub(super) fn origin(&self, kind: Kind) -> (Origin<S>, bool) {
-        let own = || Origin::Lane(Arc::clone(&self.own));
-        let current = Handle::try_current().ok();
-        match (kind, &self.pool, current) {
-            (Kind::Ordinary, Some(pool), Some(_)) if keeper::may_have_timers() => {
-                (Origin::Pool(pool.clone()), true)
-            }
-            (Kind::Ordinary, None, Some(current)) => {
-                (self.lane_of(&current).map_or_else(own, Origin::Lane), true)
-            }
-            // Written to the wire at once, it is on its way whatever becomes of the runtime.
-            (Kind::Release, None, Some(current)) => {
-                let home = self.home_of(&current);
-                let taken = home.and_then(|home| home.try_take(self.breaks()).map(|(c, p)| (home, c, p)));
-                match taken {
-                    Some((home, connection, permit)) => (Origin::Taken(home, connection, permit), true),
-                    None => (own(), false),
-                }
-            }
-            _ => (own(), kind == Kind::Ordinary),
-        }
-    }
-
-    /// Takes a lock together with others, while no connection is free; nothing when it has to be asked for by itself.
-    pub(super) async fn take_together(
-        self: &Arc<Self>,
-        ask: &Ask,
-        limits: Limits,
-        progress: &Arc<Progress>,
-    ) -> Result<Option<Taken>, Failure> {
-        let Origin::Lane(lane) = self.origin(Kind::Ordinary).0 else { return Ok(None) };
-        if lane.permits.available_permits() > 0 {
-            return Ok(None);
-        }
-        self.together(lane, ask.clone(), limits, progress).await
-    }
-
-    /// Releases a lock together with others, unless it can be sent at once; nothing when it has to be released by
-    /// itself.
-    pub(super) async fn release_together(
-        self: &Arc<Self>,
-        key: &Key,
-        token: &Token,
-        limit: Duration,
-    ) -> Result<Option<Released>, Failure> {
-        let lane = &self.own;
-        if S::TOGETHER == 1 || self.pool.is_some() || self.is_ready_here() {
-            return Ok(None);
-        }
-        let (limits, progress) = (Limits::of(limit, limit), Arc::new(Progress::new()));
-        self.together(Arc::clone(lane), (key.clone(), *token), limits, &progress).await
-    }
-
-    /// Whether the calling runtime has a connection that can be written to at once.
-    fn is_ready_here(&self) -> bool {
-        let home = Handle::try_current().ok().and_then(|current| self.home_of(&current));
-        home.is_some_and(|home| home.is_ready(self.breaks()))
+    /// Decides which connection a request takes that is made now, and here.
+    pub(crate) fn route(&self, kind: Kind) -> Route<S> {
+        self.lanes.route(kind)
     }
 
     /// A lock is held from now on.
-    pub(super) fn hold(&self) -> Holding {
+    pub(crate) fn hold(&self) -> Holding {
         Holding(Arc::clone(&self.held))
-    }
-
-    fn breaks(&self) -> u64 {
-        self.breaks.load(Ordering::Acquire)
-    }
-
-    /// The answer to a step within `limit`.
-    pub(crate) async fn within<P: Step<S>>(
-        self: &Arc<Self>,
-        kind: Kind,
-        step: P,
-        limit: Duration,
-    ) -> Result<P::Reply, Failure> {
-        let request = self.begin(kind, step, Limits::of(limit, limit), Arc::new(Progress::new()));
-        match by_then(Instant::now() + limit, request).await {
-            Some(answer) => answer,
-            None => Err(Failure::unknown(format!("no answer within {limit:?}"))),
-        }
-    }
-
-    /// The answer to a question or order that is no lock's.
-    pub(crate) async fn ask<P: Step<S>>(
-        self: &Arc<Self>,
-        step: P,
-        limit: Duration,
-    ) -> Result<P::Reply, Failure> {
-        self.within(Kind::Ordinary, step, limit).await
-    }
-
-    /// Checks the table and the rights, on a connection of our own. Makes the table first, if that was left for now.
-    pub(crate) async fn verify(self: &Arc<Self>) -> Result<(), Failure> {
-        if let Some(maker) = &self.maker {
-            maker.clone().make_on_the_keeper().await?;
-        }
-        let mark = self.within(Kind::Renewal, Mark(), super::QUESTION).await.map_err(unchanged)?;
-        crate::options::verify(mark.as_deref(), self.server.table())
     }
 
     /// The right to use one more connection.
@@ -321,7 +143,7 @@ impl<S: Server> Connections<S> {
         let line = match kind {
             Kind::Ordinary => &lane.permits,
             Kind::Renewal => &self.renewal,
-            Kind::Release if self.pool.is_some() => &self.reserve,
+            Kind::Release if self.lanes.pool.is_some() => &self.reserve,
             Kind::Release => match Arc::clone(&lane.permits).try_acquire_owned() {
                 Ok(permit) => return Ok(permit),
                 Err(_) => &self.reserve,
@@ -340,7 +162,7 @@ impl<S: Server> Connections<S> {
         permit: OwnedSemaphorePermit,
         patience: Duration,
     ) -> Result<(Conn<S>, OwnedSemaphorePermit), Failure> {
-        self.connection_of(&self.own, permit, Instant::now() + patience).await
+        self.connection_of(&self.lanes.own, permit, Instant::now() + patience).await
     }
 
     async fn connection_of(
@@ -350,7 +172,7 @@ impl<S: Server> Connections<S> {
         end: Instant,
     ) -> Result<(Conn<S>, OwnedSemaphorePermit), Failure> {
         while let Some(mut idle) = lane.pop() {
-            let trusted = idle.breaks == self.breaks();
+            let trusted = idle.breaks == self.lanes.breaks();
             if trusted && idle.since.elapsed() < FRESH {
                 return Ok((idle.connection, permit));
             }
@@ -381,7 +203,7 @@ impl<S: Server> Connections<S> {
 
     async fn open(&self, lane: &Arc<Lane<S>>) -> Result<Conn<S>, Failure> {
         let mut connection = self.connector.open().await?;
-        if !Arc::ptr_eq(lane, &self.own) {
+        if !Arc::ptr_eq(lane, &self.lanes.own) {
             // A release is then one message, which is written by the first poll.
             let prepared = within(self.connector.limit, self.server.prepare(&mut connection)).await;
             match prepared {
@@ -394,27 +216,26 @@ impl<S: Server> Connections<S> {
 
     /// Keeps a connection of dlock's own thread for the next who needs one.
     pub(crate) fn put_back(&self, connection: Conn<S>) {
-        self.keep(&self.own, connection);
+        self.keep(&self.lanes.own, connection);
     }
 
     fn keep(&self, lane: &Lane<S>, connection: Conn<S>) {
         if !self.is_closed() {
-            lane.put(connection, self.breaks());
+            lane.put(connection, self.lanes.breaks());
         }
     }
 
     /// A connection, and the right to use it, which others may have once it is dropped.
     pub(super) async fn lend(
         self: &Arc<Self>,
-        kind: Kind,
-        origin: Origin<S>,
+        route: Route<S>,
         patience: Duration,
     ) -> Result<(Lent<S>, Option<OwnedSemaphorePermit>), Failure> {
-        let pool = match origin {
-            Origin::Taken(lane, connection, permit) => {
+        let pool = match route.origin {
+            Origin::Ready(lane, connection, permit) => {
                 return Ok((Lent::Own(connection, lane), Some(permit)));
             }
-            Origin::Lane(lane) => return self.lend_from(kind, lane, patience).await,
+            Origin::Lane(lane) => return self.lend_from(route.kind, lane, patience).await,
             Origin::Pool(pool) => pool,
         };
         let mut acquiring = Box::pin(pool.acquire());
@@ -448,7 +269,7 @@ impl<S: Server> Connections<S> {
         let is_ordinary = kind == Kind::Ordinary;
         // Where the server opens none more, all that is asked takes turns on what there is; and asks for one more after
         // a while, since that may be over.
-        if !(is_ordinary && self.pool.is_some())
+        if !(is_ordinary && self.lanes.pool.is_some())
             && self.lacks_room(&lane)
             && let Some(spare) = self.spare(end, begun + SPARE_WAIT.min(patience / 2)).await
         {
@@ -465,7 +286,9 @@ impl<S: Server> Connections<S> {
         });
         if is_ordinary {
             return match lending.await {
-                Err(failure) if is_refused() && self.pool.is_none() => spare_in_turn().await.ok_or(failure),
+                Err(failure) if is_refused() && self.lanes.pool.is_none() => {
+                    spare_in_turn().await.ok_or(failure)
+                }
                 lent => lent,
             };
         }
@@ -483,16 +306,21 @@ impl<S: Server> Connections<S> {
 
     /// Whether there is none here, and the server refused to open one a moment ago.
     fn lacks_room(&self, lane: &Lane<S>) -> bool {
-        self.connector.room.is_lacking(FRESH) && lane.idle().is_empty()
+        self.lacks_room_now() && lane.idle().is_empty()
+    }
+
+    /// Whether the server refused to open a connection a moment ago, and has opened none since.
+    pub(super) fn lacks_room_now(&self) -> bool {
+        self.connector.room.is_lacking(FRESH)
     }
 
     /// A connection that somebody has left, when the server gives no other one; waits for it until `wait`.
     async fn spare(&self, end: Instant, wait: Instant) -> Option<(Lent<S>, Option<OwnedSemaphorePermit>)> {
-        if let Some(pool) = &self.pool {
+        if let Some(pool) = &self.lanes.pool {
             return Some((Lent::Pooled(Box::new(pool.try_acquire()?)), None));
         }
         loop {
-            for lane in self.lanes() {
+            for lane in self.lanes.all() {
                 let Ok(permit) = Arc::clone(&lane.permits).try_acquire_owned() else { continue };
                 let Some(mut idle) = lane.pop() else { continue };
                 // Another one may do where this one does not answer.
@@ -511,7 +339,7 @@ impl<S: Server> Connections<S> {
     pub(super) fn done_with(&self, lent: Lent<S>, broken: bool) {
         match lent {
             Lent::Own(connection, _) if broken => {
-                self.breaks.fetch_add(1, Ordering::AcqRel);
+                self.lanes.note_break();
                 drop(connection);
             }
             Lent::Own(connection, lane) => self.keep(&lane, connection),
@@ -526,21 +354,13 @@ impl<S: Server> Connections<S> {
         let connections = Arc::clone(self);
         let Ok(keeper) = keeper::runtime() else { return };
         let closing = keeper.spawn(async move {
-            for lane in connections.lanes() {
+            for lane in connections.lanes.all() {
                 while let Some(idle) = lane.pop() {
                     end(idle.connection).await;
                 }
             }
         });
         let _ = closing.await;
-    }
-}
-
-impl<S: Server> Connections<S> {
-    /// First the one that renewals are made on.
-    fn lanes(&self) -> impl Iterator<Item = Arc<Lane<S>>> + use<S> {
-        let home = self.home().clone();
-        std::iter::once(Arc::clone(&self.own)).chain(home)
     }
 }
 
@@ -551,7 +371,7 @@ async fn close_idle<S: Server>(connections: Weak<Connections<S>>) {
         let Some(connections) = connections.upgrade() else { return };
         // The server may have no other one for what is held.
         let mut keeps_one = Arc::strong_count(&connections.held) > 1;
-        for lane in connections.lanes() {
+        for lane in connections.lanes.all() {
             for idle in lane.too_old(&mut keeps_one) {
                 end(idle.connection).await;
             }
@@ -563,7 +383,7 @@ impl<S: Server> fmt::Debug for Connections<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connections")
             .field("server", &self.server)
-            .field("idle", &self.own.idle().len())
+            .field("idle", &self.lanes.own.idle().len())
             .finish_non_exhaustive()
     }
 }

@@ -1,0 +1,125 @@
+//! Locks that are rows of MariaDB and MySQL, which transactions keep.
+
+use dlock_core::{Holder, Key};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use super::statements::{SESSION, is_awaited, token};
+use super::{holder, one};
+use crate::mysql::failure::{LOCKED, number};
+use crate::mysql::server::MysqlServer;
+use crate::mysql::values::literal;
+use crate::protocol::SqlResult;
+use crate::server::Server;
+use crate::session::Sessions;
+use crate::session::name::{FENCE, Name, ROW};
+use crate::session::protocol::{Freed, Opened, Owner, OwningSession, TakeResult, Wanted};
+use crate::session::strategy::{ByRow, Others, Strategy, take_row};
+use crate::text::hex;
+
+/// Locks that are rows of a MariaDB or MySQL table, locked in a transaction for as long as they are held
+/// (`SELECT ... FOR UPDATE`): see [`Sessions`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock_core::Error> {
+/// use dlock_core::Locks;
+/// use dlock_sql::MysqlRowLocks;
+///
+/// let url = "mysql://app:password@db.internal/shop?max_connections=20&table=dlock_rows";
+/// let locks = Locks::new(MysqlRowLocks::connect(url).await?);
+/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
+/// # Ok(()) }
+/// ```
+///
+/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail
+/// as [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. [`Mysql::prune`](crate::Mysql::prune)
+/// waits for locked rows: use another table than for lease rows. Galera does not pass row locks on to other nodes.
+pub type MysqlRowLocks = Sessions<ByRow<MysqlServer>>;
+
+impl MysqlServer {
+    /// The sessions that this user may see. Not from the information schema: that makes a temporary table, at which
+    /// MariaDB 10.11 was seen to crash.
+    async fn sessions_seen(&self, on: &mut MySqlConnection) -> SqlResult<Vec<i64>> {
+        let rows = sqlx::raw_sql("SHOW PROCESSLIST").fetch_all(on).await?;
+        rows.iter().map(|row| row.try_get_unchecked(0)).collect()
+    }
+
+    /// Whether somebody has locked a row. Nobody else can lock it in that moment.
+    async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> SqlResult<bool> {
+        let lock =
+            format!("SELECT 1 FROM {} WHERE `key` = {} FOR UPDATE NOWAIT", self.quoted(), literal(row));
+        match one(on, lock).await {
+            Ok(_) => Ok(false),
+            Err(error) if LOCKED.contains(&number(&error)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Strategy for ByRow<MysqlServer> {
+    type Server = MysqlServer;
+
+    const NAME: &'static str = "mysql-row";
+    const SHARED: bool = false;
+    const TAKES_AT_ONCE: bool = true;
+
+    async fn take(
+        others: &Others<MysqlServer>,
+        on: &mut MySqlConnection,
+        opened: Opened,
+        wanted: &[Wanted],
+    ) -> TakeResult {
+        take_row(others, on, opened, wanted).await
+    }
+
+    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        let awaited: String = names.iter().map(|name| format!(", {}", is_awaited(name, true))).collect();
+        let free = format!("SELECT {SESSION}{awaited}; COMMIT");
+        let rows = sqlx::raw_sql(AssertSqlSafe(free)).fetch_all(on).await?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let freed = |place| Ok(Freed { awaited: row.try_get::<i64, _>(place)? == 1, held: true });
+        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<SqlResult<_>>()?))
+    }
+
+    async fn wait(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
+        let (table, row) = (server.quoted(), hex(&name.row));
+        let wait = format!("SELECT 1 FROM {table} WHERE `key` = X'{row}' FOR UPDATE");
+        sqlx::raw_sql(AssertSqlSafe(wait)).execute(on).await.map(|_| true)
+    }
+
+    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owner> {
+        if !server.is_locked(on, &name.row).await? {
+            return Ok(None);
+        }
+        let (table, fence) = (server.quoted(), literal(&name.fence));
+        let held = format!("SELECT fence, holder, token FROM {table} WHERE `key` = {fence}");
+        let Some(row) = one(on, held).await? else {
+            return Ok(Some((OwningSession::Hidden, Holder::default())));
+        };
+        let of_grant: Option<Vec<u8>> = row.try_get(2)?;
+        let mut seen = server.sessions_seen(on).await?.into_iter();
+        let session = seen.find(|session| of_grant == Some(token(*session)));
+        Ok(Some((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(&row)?)))
+    }
+
+    async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
+        let tokens = server.sessions_seen(on).await?.into_iter();
+        let tokens: Vec<_> = tokens.map(|session| literal(&token(session))).collect();
+        let granted = format!(
+            "SELECT fence, holder, `key` FROM {} WHERE `key` > X'{FENCE:x}' AND token IN ({})",
+            server.quoted(),
+            tokens.join(", ")
+        );
+        let rows = sqlx::raw_sql(AssertSqlSafe(granted)).fetch_all(&mut *on).await?;
+        let mut all = Vec::new();
+        for row in &rows {
+            let mut locked: Vec<u8> = row.try_get(2)?;
+            locked[0] = ROW;
+            if let Some(key) = Name::key(&locked)
+                && server.is_locked(on, &locked).await?
+            {
+                all.push((key, holder(row)?));
+            }
+        }
+        Ok(all)
+    }
+}

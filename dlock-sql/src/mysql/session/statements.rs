@@ -1,0 +1,92 @@
+//! The statements by which sessions take names, and count grants.
+
+use dlock_core::Fence;
+
+use crate::failure::misplaced;
+use crate::mysql::statements::{DIGEST, NOW};
+use crate::protocol::SqlResult;
+use crate::session::name::Name;
+use crate::session::protocol::Wanted;
+use crate::text::hex;
+
+/// The session of the connection.
+pub(super) const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
+
+/// Whether what this session writes is logged by its rows, if at all. Not every version has this setting.
+pub(super) const WRITES_ROWS: &str = "@@SESSION.binlog_format <> 'STATEMENT'";
+
+/// At most 64 characters, in lower case since these names ignore case.
+pub(super) fn name_of(name: &Name) -> String {
+    format!("dlock:{}", hex(&name.digest[..DIGEST]))
+}
+
+/// The turn among those who wait for a lock.
+pub(super) fn turn(name: &Name, is_row: bool) -> String {
+    let of = if is_row { 'r' } else { 's' };
+    format!("dlock:{of}:{}", hex(&name.digest[..DIGEST]))
+}
+
+/// Whether somebody has the turn among those who wait for a lock.
+pub(super) fn is_awaited(name: &Name, is_row: bool) -> String {
+    format!("CAST(IS_USED_LOCK('{}') IS NOT NULL AS SIGNED)", turn(name, is_row))
+}
+
+/// A session as the token of a row.
+pub(super) fn token(session: i64) -> Vec<u8> {
+    i128::from(session).to_be_bytes().to_vec()
+}
+
+/// What the fence of a grant ends with, in its lowest bits. All that is answered is a fence: one that ends otherwise is
+/// an answer to another question, as something between here and the server gives them when it repeats a reply.
+#[derive(Clone, Copy)]
+pub(super) struct Ending(u64);
+
+impl Ending {
+    /// That of the question of this number.
+    pub(super) const fn of(number: u64) -> Self {
+        Self(number & Self::ALL)
+    }
+
+    const BITS: u32 = 4;
+    const ALL: u64 = (1 << Self::BITS) - 1;
+
+    /// Refuses an answer that has another one.
+    pub(super) fn check(self, counted: Option<Fence>) -> SqlResult<Option<Fence>> {
+        match counted {
+            Some(fence) if fence.get() & Self::ALL != self.0 => Err(misplaced()),
+            counted => Ok(counted),
+        }
+    }
+}
+
+/// Counts a grant to a session with a row that is there. The fence is the last insert id.
+pub(super) fn counting(table: &str, wanted: &Wanted, session: &str, Ending(ending): Ending) -> String {
+    let (bits, all) = (Ending::BITS, Ending::ALL);
+    format!(
+        "UPDATE {table} SET
+            fence = LAST_INSERT_ID((((GREATEST(fence + 1, {NOW}) + {all}) >> {bits}) << {bits}) | {ending}),
+            token = UNHEX(LPAD(HEX({session}), 32, '0')), holder = X'{}'
+        WHERE `key` = X'{}'",
+        hex(wanted.holder.as_bytes()),
+        hex(&wanted.name.fence)
+    )
+}
+
+/// Takes a named lock if this is that session, and counts the grant where its row is there. What is to be asked about
+/// it later is under its number.
+pub(super) fn taking(table: &str, wanted: &Wanted, number: usize, session: &str, ending: Ending) -> String {
+    format!(
+        "SET @dlock_{number} = IF(CONNECTION_ID() = {session}, GET_LOCK('{}', 0), NULL); {} AND @dlock_{number} = 1",
+        name_of(&wanted.name),
+        counting(table, wanted, session, ending)
+    )
+}
+
+/// Who has it, if this session did not get it: fence and holder, the session, and whether it has got it.
+pub(super) fn asking(table: &str, wanted: &Wanted, number: usize) -> String {
+    format!(
+        "SELECT held.fence, held.holder, {SESSION}, CAST(@dlock_{number} AS SIGNED)
+        FROM (SELECT 1) AS one LEFT JOIN {table} AS held ON held.`key` = X'{}' AND @dlock_{number} = 0",
+        hex(&wanted.name.fence)
+    )
+}

@@ -1,0 +1,63 @@
+//! The statements of locks that sessions and their transactions keep.
+
+use std::time::Duration;
+
+use dlock_core::{Fence, Key};
+
+use super::name::Name;
+use super::protocol::{Found, Wanted};
+use crate::driver::Conn;
+use crate::protocol::SqlResult;
+use crate::server::Server;
+
+/// The sessions of a server, as far as all of them keep locks alike.
+#[doc(hidden)]
+pub trait SessionServer: Server {
+    /// How many bytes of a name's digest the server gets.
+    const DIGEST: usize;
+
+    /// The table among all that a lock of a session may be of.
+    fn place(&self) -> String;
+    /// Whether grants of sessions and locked rows are counted.
+    fn counts(&self) -> bool;
+    /// What the lock of a session is called.
+    fn name(&self, key: &Key) -> Name {
+        Name::of(&self.place(), key)
+    }
+
+    /// Makes a new connection ready to keep locks: the server ends its session after this silence. Leaves no prepared
+    /// statement.
+    fn keep_alive(
+        on: &mut Conn<Self>,
+        silence: Duration,
+        locks_rows: bool,
+    ) -> impl Future<Output = SqlResult<()>> + Send;
+    /// Cancels what a session is doing, if it is doing anything.
+    fn cancel(&self, on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
+    /// Ends a session, if it is still there.
+    fn end(&self, on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
+    /// Waits for the turn among all who wait for this name, or its row; whether it came. The session has it until it
+    /// leaves.
+    fn queue(on: &mut Conn<Self>, name: &Name, is_row: bool) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// Gives the turn to the next one.
+    fn leave(on: &mut Conn<Self>, name: &Name, is_row: bool) -> impl Future<Output = SqlResult<()>> + Send;
+
+    /// Begins a transaction, and locks the row in it if nobody has it: the session, and how the row was found. Ends the
+    /// transaction when somebody has it, and when the server refuses. Nothing is prepared yet on a connection that
+    /// `is_new`.
+    fn lock_row(
+        &self,
+        on: &mut Conn<Self>,
+        wanted: &Wanted,
+        is_new: bool,
+    ) -> impl Future<Output = SqlResult<(i64, Found)>> + Send;
+    /// Makes the row that is to be locked; whether it was missing.
+    fn make_row(&self, on: &mut Conn<Self>, name: &Name) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// Counts a grant to a session.
+    fn count(
+        &self,
+        on: &mut Conn<Self>,
+        wanted: &Wanted,
+        session: i64,
+    ) -> impl Future<Output = SqlResult<Fence>> + Send;
+}
