@@ -310,8 +310,14 @@ fn likely_scheme(scheme: &str, rest: &str) -> Option<&'static str> {
     if rest.starts_with("//") {
         return match scheme.to_ascii_lowercase().as_str() {
             "zk" | "zookeeper" => Some("zk"),
+            "zk+tls" | "zookeeper+tls" => Some("zk+tls"),
             "redis" | "valkey" => Some("redis"),
-            "rediss" | "redis+tls" => Some("rediss"),
+            "rediss" | "valkeys" | "redis+tls" => Some("rediss"),
+            "redis+unix" => Some("redis+unix"),
+            "redis+sentinel" | "redis-sentinel" => Some("redis+sentinel"),
+            "rediss+sentinel" | "rediss-sentinel" => Some("rediss+sentinel"),
+            "redis+cluster" | "redis-cluster" => Some("redis+cluster"),
+            "rediss+cluster" | "rediss-cluster" => Some("rediss+cluster"),
             "postgres" | "postgresql" => Some("postgres"),
             "mysql" | "mariadb" => Some("mysql"),
             "sqlite" | "sqlite3" | "file" => Some("sqlite"),

@@ -6,19 +6,19 @@
 
 mod file;
 
-use std::io::{Write, stdout};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
 use dlock::{Baton, ErrorKind, Guard, Locks, MAX_LEASE, MIN_LEASE, Requirement};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use self::file::{Draft, Kept, is_standard};
+use crate::report::{changed, print};
 use crate::run::{SHUTDOWN, WAIT, under, warn};
-use crate::show::{self, printable};
+use crate::show::printable;
 use crate::signals::{Signals, exit_code};
 use crate::trouble::{LOST, OTHER, Trouble};
 use crate::usage::{KeyAndFile, Waiting};
@@ -117,7 +117,8 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
                 let draft = Draft::new(&file)?;
                 let guard = locks.lock(&key).with_lease(LEASE).with_wait(wait).acquire().await?;
                 let baton = keep(&locks, guard, period.time, draft).await?;
-                if is_standard(&file) { Ok(()) } else { report(&baton, as_json) }
+                report(&file, &baton, as_json);
+                Ok(())
             };
             attended(&locks, Duration::ZERO, acquire).await
         }
@@ -128,7 +129,8 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
                 let draft = Draft::beside(&kept)?;
                 let guard = take_over(&locks, &kept, LEASE).await?;
                 let baton = keep(&locks, guard, period.time, draft).await.inspect_err(|_| kept.remove())?;
-                if is_standard(&kept.file) { Ok(()) } else { report(&baton, as_json) }
+                report(&kept.file, &baton, as_json);
+                Ok(())
             };
             attended(&locks, SHUTDOWN, renew).await
         }
@@ -157,7 +159,8 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
 
 /// Says what stands in a file.
 pub(crate) fn show(file: PathBuf, as_json: bool) -> Result<u8, Trouble> {
-    report(&Kept::read(file)?.baton, as_json)?;
+    let baton = Kept::read(file)?.baton;
+    print(as_json, &document(&baton), &until(&baton))?;
     Ok(0)
 }
 
@@ -287,25 +290,30 @@ async fn keep(locks: &Locks, guard: Guard, time: Duration, draft: Draft<'_>) -> 
     let lock = match ended {
         Ok(()) => "the lock was released".to_owned(),
         Err(error) => {
-            format!("the lock is kept until its time is over, since it could not be released: {error}")
+            let key = printable(baton.key());
+            format!(
+                "the lock is kept until its time is over or `dlock release --force {key}` frees it, since it could not \
+                 be released: {error}"
+            )
         }
     };
     Err(Trouble::new(OTHER, format!("the baton cannot be written: {error}; {lock}")))
 }
 
-fn report(baton: &Baton, as_json: bool) -> Result<(), Trouble> {
-    let line = if as_json {
-        show::json(&json!({
-            "key": baton.key(),
-            "backend": baton.backend(),
-            "fence": baton.fence().map(dlock::Fence::get),
-            "until": humantime::format_rfc3339_seconds(baton.until()).to_string(),
-        }))?
-    } else {
-        until(baton)
-    };
-    writeln!(stdout().lock(), "{line}")?;
-    Ok(())
+/// Reports the baton that was written to a file; the standard output has the baton itself.
+fn report(file: &Path, baton: &Baton, as_json: bool) {
+    if !is_standard(file) {
+        changed(as_json, &document(baton), &until(baton));
+    }
+}
+
+fn document(baton: &Baton) -> Value {
+    json!({
+        "key": baton.key(),
+        "backend": baton.backend(),
+        "fence": baton.fence().map(dlock::Fence::get),
+        "until": humantime::format_rfc3339_seconds(baton.until()).to_string(),
+    })
 }
 
 /// Says until when it is kept.

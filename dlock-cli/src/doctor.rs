@@ -8,6 +8,7 @@ use dlock::Locks;
 use dlock::backend::{Finding, Severity};
 use serde_json::json;
 
+use crate::report::print;
 use crate::show::{self, printable};
 use crate::trouble::{DANGER, Trouble, seen};
 
@@ -16,13 +17,9 @@ pub(crate) async fn ping(locks: &Locks, json: bool) -> Result<u8, Trouble> {
     let asked = Instant::now();
     locks.ping().await?;
     let took = asked.elapsed();
-    let mut out = stdout().lock();
-    if json {
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        writeln!(out, "{}", show::json(&json!({ "backend": locks.backend(), "took_us": micros }))?)?;
-    } else {
-        writeln!(out, "{} answered in {:.1}ms", locks.backend(), took.as_secs_f64() * 1000.0)?;
-    }
+    let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+    let text = format!("{} answered in {:.1}ms", locks.backend(), took.as_secs_f64() * 1000.0);
+    print(json, &json!({ "backend": locks.backend(), "took_us": micros }), &text)?;
     Ok(0)
 }
 

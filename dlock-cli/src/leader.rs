@@ -1,6 +1,6 @@
 //! Who leads.
 
-use std::io::{Write, stderr, stdin, stdout};
+use std::io::{Write, stdout};
 use std::time::{Duration, SystemTime};
 
 use dlock::{Forced, Holder, Locks};
@@ -8,9 +8,10 @@ use serde_json::json;
 
 use crate::Leader;
 use crate::list::lines;
+use crate::report::{changed, confirm};
 use crate::show::{self, Line, Person, printable, table};
 use crate::signals::Signals;
-use crate::trouble::{BUSY, DENIED, Trouble};
+use crate::trouble::{BUSY, Trouble};
 
 pub(crate) async fn leader(locks: &Locks, task: &Leader, json: bool) -> Result<u8, Trouble> {
     match task {
@@ -75,16 +76,9 @@ async fn watch(locks: &Locks, key: &str, every: Duration, times: u64, json: bool
 /// Shows who leads, asks, and takes the term away that was shown.
 async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, Trouble> {
     let shown = printable(key);
-    let report = |resigned: bool, leader: Option<&Holder>, text: &str| -> Result<u8, Trouble> {
-        let mut out = stdout().lock();
-        if json {
-            let leader = leader.map(Person::of);
-            let document = json!({ "key": key, "resigned": resigned, "leader": leader });
-            writeln!(out, "{}", show::json(&document)?)?;
-        } else {
-            writeln!(out, "{text}")?;
-        }
-        Ok(0)
+    let report = |resigned: bool, leader: Option<&Holder>, text: &str| {
+        let leader = leader.map(Person::of);
+        Ok(changed(json, &json!({ "key": key, "resigned": resigned, "leader": leader }), text))
     };
     // A quorum looks at every node for this, so that no vote of the term is left.
     let holders = locks.occupancy(key).await?.holders;
@@ -99,12 +93,10 @@ async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, T
     if !yes {
         let question = "It is not stopped by this: until its next renewal, up to a third of its lease, it and the next \
                         leader may both act. Take the term away? [y/N] ";
-        stderr().write_all(format!("{shown} is led by {leader}\n{question}").as_bytes())?;
-        let mut answer = String::new();
-        stdin().read_line(&mut answer)?;
-        if !matches!(answer.trim(), "y" | "Y" | "yes") {
-            return Err(Trouble::new(DENIED, "nobody was made to resign (say y, or give --yes)"));
-        }
+        confirm(
+            &format!("{shown} is led by {leader}\n{question}"),
+            "nobody was made to resign (say y, or give --yes)",
+        )?;
     }
     match locks.force_release_of(key, &holders).await? {
         Forced::Released => {

@@ -19,6 +19,7 @@ mod once;
 mod pages;
 mod quorum;
 mod release;
+mod report;
 mod run;
 mod schema;
 mod semaphore;
@@ -30,10 +31,12 @@ mod trouble;
 mod usage;
 mod watch;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::trouble::{CODES, Trouble};
@@ -55,7 +58,7 @@ struct Cli {
     /// --url-file. The value of DLOCK_PREFIX stands before every key, as in services.
     #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true, help_heading = GLOBAL)]
     locks: Option<String>,
-    /// A file with the URL in its first line
+    /// A file with the URL in its first line, in place of --locks and DLOCK_URL
     #[arg(long, value_name = "PATH", global = true, help_heading = GLOBAL)]
     url_file: Option<PathBuf>,
     /// Report in JSON: one document, or one a line where a command follows changes
@@ -310,7 +313,7 @@ struct Program {
     keep_env: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<std::ffi::OsString>,
+    command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -338,7 +341,7 @@ async fn main() -> ExitCode {
         trouble::said();
         return ExitCode::from(code);
     }
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(mut error) => {
             let code = if error.use_stderr() { trouble::USAGE } else { 0 };
@@ -357,6 +360,22 @@ async fn main() -> ExitCode {
     let code = carry_out(cli).await.unwrap_or_else(Trouble::tell);
     trouble::said();
     ExitCode::from(code)
+}
+
+/// Reads the command line. A conflict that clap looks for would refuse `--url-file` beside the variable as well, which
+/// an option overrides, and would not see an option before the command together with one behind it.
+fn parse() -> Result<Cli, clap::Error> {
+    let cli = Cli::try_parse()?;
+    let names_a_store = |argument: &OsString| {
+        let text = argument.to_string_lossy();
+        matches!(text.split('=').next(), Some("--locks" | "--url-file"))
+    };
+    let ours = std::env::args_os().take_while(|argument| argument != "--");
+    if ours.filter(names_a_store).count() > 1 {
+        let what = "each of --locks and --url-file names a store; give one of them, once";
+        return Err(Cli::command().error(ErrorKind::ArgumentConflict, what));
+    }
+    Ok(cli)
 }
 
 async fn carry_out(cli: Cli) -> Result<u8, Trouble> {

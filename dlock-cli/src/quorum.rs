@@ -7,6 +7,7 @@ use dlock::{ErrorKind, NodeMark, NodeSetup, Quorum, QuorumInUse};
 use serde_json::{Value, json};
 
 use crate::QuorumTask;
+use crate::report::changed;
 use crate::show::{self, Person, printable, short};
 use crate::store;
 use crate::trouble::{DANGER, Trouble, seen};
@@ -93,16 +94,16 @@ async fn show(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
 async fn bootstrap(quorum: &Quorum, force: bool, json: bool) -> Result<u8, Trouble> {
     match quorum.bootstrap().await {
         Err(refused) if force => forced(quorum, &refused, json).await,
-        done => report(&done?, None, json),
+        done => Ok(report(&done?, None, json)),
     }
 }
 
 /// Does what was refused, and says over what.
 async fn forced(quorum: &Quorum, refused: &dlock::Error, json: bool) -> Result<u8, Trouble> {
-    report(&quorum.force_bootstrap().await?, Some(refused), json)
+    Ok(report(&quorum.force_bootstrap().await?, Some(refused), json))
 }
 
-fn report(done: &[NodeSetup], forced_over: Option<&dlock::Error>, json: bool) -> Result<u8, Trouble> {
+fn report(done: &[NodeSetup], forced_over: Option<&dlock::Error>, json: bool) -> u8 {
     let word = |setup: &NodeSetup| match setup {
         NodeSetup::Durable => "durable",
         NodeSetup::Kept => "kept",
@@ -110,24 +111,16 @@ fn report(done: &[NodeSetup], forced_over: Option<&dlock::Error>, json: bool) ->
         NodeSetup::Repaired => "repaired",
         _ => "set up",
     };
-    let mut out = stdout().lock();
-    if json {
-        let nodes: Vec<&str> = done.iter().map(word).collect();
-        let mut document = json!({ "nodes": nodes });
-        if let Some(refused) = forced_over {
-            document["forced_over"] = json!(refused.to_string());
-            document["held"] = in_use(refused).map_or_else(|| json!([]), held);
-        }
-        writeln!(out, "{}", show::json(&document)?)?;
-    } else {
-        if let Some(refused) = forced_over {
-            writeln!(out, "by force, over: {}", printable(&refused.to_string()))?;
-        }
-        for (place, setup) in done.iter().enumerate() {
-            writeln!(out, "node {} votes ({})", place + 1, word(setup))?;
-        }
+    let nodes: Vec<&str> = done.iter().map(word).collect();
+    let mut document = json!({ "nodes": nodes });
+    let mut lines = Vec::new();
+    if let Some(refused) = forced_over {
+        document["forced_over"] = json!(refused.to_string());
+        document["held"] = in_use(refused).map_or_else(|| json!([]), held);
+        lines.push(format!("by force, over: {}", printable(&refused.to_string())));
     }
-    Ok(0)
+    lines.extend(nodes.iter().zip(1..).map(|(word, place)| format!("node {place} votes ({word})")));
+    changed(json, &document, &lines.join("\n"))
 }
 
 /// The locks because of which it was refused.
@@ -197,7 +190,7 @@ async fn change(from: &Quorum, to: &Quorum, force: bool, json: bool) -> Result<u
                 Err(refused) if refused.kind() == ErrorKind::InvalidConfig && force => {
                     return forced(to, &refused, json).await;
                 }
-                done => return report(&done?, None, json),
+                done => return Ok(report(&done?, None, json)),
             },
         };
         if before.replace(count) != Some(count) {

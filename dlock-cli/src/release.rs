@@ -1,13 +1,12 @@
 //! Taking a lock away.
 
-use std::io::{Write, stderr, stdin, stdout};
-
 use dlock::{Fence, Forced, Holder, Locks};
 use serde_json::json;
 
 use crate::Release;
-use crate::show::{self, Person, printable};
-use crate::trouble::{BUSY, DENIED, Trouble};
+use crate::report::{changed, confirm};
+use crate::show::{Person, printable};
+use crate::trouble::{BUSY, Trouble};
 
 /// Shows who holds the lock, asks, and takes it away from those who were shown.
 pub(crate) async fn release(locks: &Locks, key: &str, release: &Release, json: bool) -> Result<u8, Trouble> {
@@ -15,7 +14,7 @@ pub(crate) async fn release(locks: &Locks, key: &str, release: &Release, json: b
     let nobody = format!("nobody holds {shown}");
     let holders = locks.occupancy(key).await?.holders;
     if holders.is_empty() {
-        return report(json, key, false, &[], &nobody);
+        return Ok(report(json, key, false, &[], &nobody));
     }
     let held = said(&holders);
     if let Some(fence) = release.fence
@@ -30,16 +29,11 @@ pub(crate) async fn release(locks: &Locks, key: &str, release: &Release, json: b
         } else {
             "The holder is not stopped by this. Take the lock away? [y/N] "
         };
-        stderr().write_all(format!("{shown} is {held}\n{question}").as_bytes())?;
-        let mut answer = String::new();
-        stdin().read_line(&mut answer)?;
-        if !matches!(answer.trim(), "y" | "Y" | "yes") {
-            return Err(Trouble::new(DENIED, "nothing was released (say y, or give --yes)"));
-        }
+        confirm(&format!("{shown} is {held}\n{question}"), "nothing was released (say y, or give --yes)")?;
     }
     match locks.force_release_of(key, &holders).await? {
-        Forced::Released => report(json, key, true, &holders, &format!("released {shown}, {held}")),
-        Forced::Free => report(json, key, false, &holders, &nobody),
+        Forced::Released => Ok(report(json, key, true, &holders, &format!("released {shown}, {held}"))),
+        Forced::Free => Ok(report(json, key, false, &holders, &nobody)),
         // Whoever came since was not shown to anybody, and is not meant.
         _ => {
             let mut now = locks.occupancy(key).await?.holders;
@@ -66,16 +60,10 @@ fn said<'a>(holders: impl IntoIterator<Item = &'a Holder>) -> String {
     holders.into_iter().map(by).collect::<Vec<_>>().join(", and ")
 }
 
-fn report(json: bool, key: &str, released: bool, holders: &[Holder], text: &str) -> Result<u8, Trouble> {
-    let mut out = stdout().lock();
-    if json {
-        let all: Vec<_> = holders.iter().map(Person::of).collect();
-        let document = json!({ "key": key, "released": released, "holder": all.first(), "holders": all });
-        writeln!(out, "{}", show::json(&document)?)?;
-    } else {
-        writeln!(out, "{text}")?;
-    }
-    Ok(0)
+fn report(json: bool, key: &str, released: bool, holders: &[Holder], text: &str) -> u8 {
+    let all: Vec<_> = holders.iter().map(Person::of).collect();
+    let document = json!({ "key": key, "released": released, "holder": all.first(), "holders": all });
+    changed(json, &document, text)
 }
 
 #[cfg(test)]

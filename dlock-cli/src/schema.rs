@@ -6,8 +6,9 @@ use clap::{Args, ValueEnum};
 use dlock::sql::{MysqlOptions, PostgresOptions, SqliteOptions};
 use serde_json::json;
 
+use crate::report::changed;
+use crate::store;
 use crate::trouble::{Trouble, USAGE};
-use crate::{show, store};
 
 #[derive(Debug, Args)]
 pub(crate) struct Schema {
@@ -83,18 +84,13 @@ pub(crate) async fn migrate(url: &str, json: bool) -> Result<u8, Trouble> {
         locks.ping().await?;
     }
     let backend = locks.backend();
-    let mut out = stdout().lock();
-    if json {
-        let document = json!({ "backend": backend, "has_table": has_table, "made": made });
-        writeln!(out, "{}", show::json(&document)?)?;
-        return Ok(0);
-    }
-    match (has_table, made) {
-        (true, true) => writeln!(out, "the lock table was made on {backend}")?,
-        (true, false) => writeln!(out, "the lock table exists on {backend}; nothing was changed")?,
-        (false, _) => writeln!(out, "{backend} needs no table; nothing was changed")?,
-    }
-    Ok(0)
+    let document = json!({ "backend": backend, "has_table": has_table, "made": made });
+    let text = match (has_table, made) {
+        (true, true) => format!("the lock table was made on {backend}"),
+        (true, false) => format!("the lock table exists on {backend}; nothing was changed"),
+        (false, _) => format!("{backend} needs no table; nothing was changed"),
+    };
+    Ok(changed(json, &document, &text))
 }
 
 /// The URL of a database with or without `migrate=true`: a parameter that is there twice is refused.

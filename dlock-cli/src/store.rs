@@ -1,6 +1,8 @@
 //! The locks that the URL names.
 
 use std::env::VarError;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -8,6 +10,9 @@ use dlock::sql::SqliteOptions;
 use dlock::{Locks, LocksBuilder};
 
 use crate::trouble::Trouble;
+
+/// A file with a URL has no more bytes, whatever else is in it.
+const LONGEST_FILE: u64 = 1024 * 1024;
 
 /// What this process calls itself to others.
 const LABEL: &str = "dlock-cli";
@@ -28,12 +33,20 @@ pub(crate) async fn look_into(url: &str) -> Result<Locks, Trouble> {
 
 /// The first line of a file.
 pub(crate) fn read_url(path: &Path) -> Result<String, Trouble> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Trouble::usage(format!("{} cannot be read: {error}", path.display())))?;
+    let shown = path.to_string_lossy();
+    if shown.contains("://") || shown.contains('@') && !path.exists() {
+        return Err(Trouble::usage("this is a URL and not the path of a file; write --locks before it"));
+    }
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(LONGEST_FILE + 1).read_to_string(&mut text));
+    read.map_err(|error| Trouble::usage(format!("{shown} cannot be read: {error}")))?;
+    if text.len() as u64 > LONGEST_FILE {
+        return Err(Trouble::usage(format!("{shown} is too long for a file with a URL")));
+    }
     // Some editors put a mark of the byte order before everything.
     match text.trim_start_matches('\u{feff}').lines().next().map(str::trim) {
         Some(url) if !url.is_empty() => Ok(url.to_owned()),
-        _ => Err(Trouble::usage(format!("{} has no URL in its first line", path.display()))),
+        _ => Err(Trouble::usage(format!("{shown} has no URL in its first line"))),
     }
 }
 

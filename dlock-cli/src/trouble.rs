@@ -40,7 +40,9 @@ pub(crate) const CODES: &str =
   80   with `--once`: the command was skipped, since another one ran
   126  the command cannot be executed
   127  the command does not exist
-  128 and the number of the signal that ended the command or dlock";
+  128 and the number of the signal that ended the command or dlock
+A command that changes something on a server ends with 0 when that is done,
+also when its output cannot be written: standard error then has the output.";
 
 /// What went wrong.
 #[derive(Debug)]

@@ -148,6 +148,35 @@ fn what_is_wrong_on_the_command_line_is_answered_by_what_to_write() {
 }
 
 #[test]
+fn one_option_names_the_store_and_stands_above_the_variable() {
+    let store = Store::new();
+    let (path, away) = (store.path("url"), "redis://user:hunter2@127.0.0.1:1/");
+    std::fs::write(&path, store.url()).unwrap();
+    let path = path.to_str().unwrap();
+    let says = ["each of --locks and --url-file names a store; give one of them, once"];
+    for task in [
+        &["--locks", away, "--url-file", path, "ls"][..],
+        &["ls", "--url-file", path, "--locks", store.url()],
+        &["--url-file", "missing", "ls", "--locks", away],
+        &["--locks", away, "baton", "show", "--url-file", path, "FILE"],
+        &["--locks", store.url(), "ls", "--locks=redis://user:hunter2@127.0.0.1:1/"],
+        &["--url-file", path, "ls", "--url-file", path],
+    ] {
+        let done = store.plain(task).done();
+        failed(&done, 64, &says);
+        assert!(!done.err.contains("hunter2"), "{}", done.err);
+    }
+    for option in [["--locks", store.url()], ["--url-file", path]] {
+        let listed = store.plain(&[option[0], option[1], "ls"]).env("DLOCK_URL", away).done();
+        assert_eq!(listed.code, 0, "{}", listed.err);
+    }
+    assert_eq!(store.plain(&["ls"]).env("DLOCK_URL", away).done().code, 69);
+    let of_the_command = ["run", "k", "--", "echo", "--locks", "--url-file"];
+    let ran = store.dlock(of_the_command).done();
+    assert_eq!((ran.code, ran.out.as_str()), (0, "--locks --url-file\n"), "{}", ran.err);
+}
+
+#[test]
 fn a_shell_completes_commands_and_the_manual_has_a_page_for_each() {
     let store = Store::new();
     for shell in ["bash", "zsh", "fish"] {
