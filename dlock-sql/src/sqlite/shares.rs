@@ -89,13 +89,14 @@ impl Database {
         let (mut turn, _) = self.connections.writer(super::connections::Writer::Any, until).await?;
         let mut writing = turn.begin_writing(&self.statements.shares.lock, until).await.map_err(failed)?;
         let mut state = State::read(self, &mut writing, key, None, time::now()).await.map_err(failed)?;
-        let before = state.permits();
-        if before.is_none() {
-            let is_lock = state.exclusive(state.now).is_some() || state.taken > 0;
-            let conflict = Mode::Permits { of: permits, take: 1 }.conflict(&Mode::Shared);
-            return conflict.filter(|_| is_lock).map_or(Ok(None), Err);
-        }
-        state.set_permits(permits);
+        let before = match state.rules.resize(permits, state.at()) {
+            Ok(Some(before)) => Some(before),
+            Ok(None) => return Ok(None),
+            Err(other) => {
+                let conflict = Mode::Permits { of: permits, take: 1 }.conflict(&other);
+                return conflict.map_or(Ok(None), Err);
+            }
+        };
         state.write_common(self, &mut writing, key).await.map_err(failed)?;
         writing.commit().await.map_err(failed)?;
         Ok(before)

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_core::Failure;
+use dlock_core::{Failure, Timestamp};
 
 /// By how many nanoseconds the clock of this process is ahead of the machine's.
 #[cfg(target_os = "linux")]
@@ -88,6 +88,16 @@ pub(super) fn start() -> i64 {
 pub(super) fn wall_micros() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(0)
+}
+
+/// The moment of a reading of this clock, for the rules of who may hold a key.
+pub(super) fn timestamp(nanos: i64) -> Timestamp {
+    Timestamp::from_nanos(nanos.max(0).unsigned_abs())
+}
+
+/// The reading at this moment.
+pub(super) fn reading(at: Timestamp) -> i64 {
+    i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// `length` in nanoseconds.

@@ -4,10 +4,12 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dlock_core::{ErrorKind, Locks, Wait};
+use dlock_core::backend::Mode;
+use dlock_core::{Backend, Claim, ErrorKind, Key, Locks, Wait};
 
+use crate::by_hand::request;
 use crate::processes::boot_time;
-use crate::support::{Other, Site};
+use crate::support::{Other, Site, granted};
 
 async fn locks(site: &Site) -> Locks {
     Locks::new(site.backend().await)
@@ -225,4 +227,17 @@ async fn a_key_that_was_a_semaphore_until_somebody_freed_it_has_readers_and_down
         }
     }
     assert_eq!(permit.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
+}
+
+#[tokio::test]
+async fn permits_whose_grant_was_lost_on_its_way_are_adopted_also_after_a_resize() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    let mut request = request("k", Duration::from_secs(30)).await;
+    request.mode = Mode::Permits { of: 4, take: 1 };
+    let mut claim = backend.claim(request);
+    let first = granted(claim.attempt().await.unwrap());
+    assert_eq!(backend.resize(&Key::new("k").unwrap(), 8).await.unwrap(), Some(4));
+    let again = granted(claim.attempt().await.unwrap());
+    assert_eq!(again.fence, first.fence);
 }

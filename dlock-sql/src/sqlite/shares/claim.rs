@@ -3,14 +3,14 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use dlock_core::backend::shares::{Answer, Downgraded, Granted};
 use dlock_core::backend::{
     Attempt, Busy, ClaimRequest, Grant, LEFT_BEHIND, Mode, Renewed, Validity, Withdrawal,
 };
-use dlock_core::{ErrorKind, Failure, Holder, Token};
+use dlock_core::{ErrorKind, Failure, Key};
 use sqlx::sqlite::SqliteConnection;
 
-use super::kept;
-use super::state::{State, Verdict, later, put};
+use super::state::{State, delete};
 use crate::sqlite::claim::SqliteClaim;
 use crate::sqlite::connections::{Turn, Until, Writer};
 use crate::sqlite::database::Database;
@@ -78,22 +78,29 @@ async fn take(
     until: Until,
 ) -> Result<Taken, sqlx::Error> {
     let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
-    let (key, now) = (&request.key, time::now());
-    let mut state = State::read(database, &mut writing, key, Some(&request.token), now).await?;
-    let verdict = match request.takes_over {
-        None => state.judge(request),
-        Some(left) => take_what_was_left(database, &mut writing, request, (&left, &state)).await?,
+    let (key, token, now) = (&request.key, &request.token, time::now());
+    let mut state = State::read(database, &mut writing, key, Some(token), now).await?;
+    let asked = request.to_lock_request().with_fences(if fresh { reserves } else { 1 }, state.least_fence());
+    let share = || stored::share_line(request.mode, &request.describe());
+    let answer = match &request.takes_over {
+        None => state.rules.attempt(&asked, state.at(), share),
+        Some(left) => {
+            if state.rules.holder(token, state.at()).is_none() {
+                state = State::read(database, &mut writing, key, Some(left), now).await?;
+            }
+            state.rules.take_over(&asked, left, state.at(), share)
+        }
     };
-    let taken = match verdict {
+    let taken = match answer {
         // Nothing was written.
-        Verdict::Conflict(other) => return Ok(Taken::Conflict(other)),
-        Verdict::Busy(free_at) => {
-            let prefers = state.is_shared() && request.has_preference() && state.prefer(&request.token);
+        Answer::Conflict(other) => return Ok(Taken::Conflict(other)),
+        Answer::Busy { until } => {
+            let prefers = asked.prefers && state.rules.prefers(token);
             if prefers {
                 state.write_common(database, &mut writing, key).await?;
             }
             let mut busy = Busy::default();
-            busy.retry_after = Some(Duration::from_nanos(free_at.saturating_sub(now).max(1).unsigned_abs()));
+            busy.retry_after = Some(until.since(state.at()).max(Duration::from_nanos(1)));
             let holder = match state.is_shared() {
                 true => database.shares(&mut writing, key, &state).await?.into_iter().next(),
                 false => state.exclusive(now),
@@ -102,112 +109,60 @@ async fn take(
             let mut stands = Place::default();
             if request.fair && request.waits {
                 let known = (place, !fresh);
-                let of = (key, &request.token);
+                let of = (key, token);
                 (stands, busy.requeued) = line::stand(database, &mut writing, of, known, &state).await?;
                 busy.retry_after = stands.retry_after(busy.retry_after);
             }
             Taken::Busy(busy, prefers, stands)
         }
-        Verdict::Free if request.mode == Mode::Exclusive => {
-            if request.fair {
-                line::pass(database, &mut writing, (key, &request.token), &state).await?;
-            }
-            let fences = if fresh { reserves } else { 1 };
-            take_alone(database, &mut writing, request, &mut state, fences).await?
+        Answer::Granted(granted) => {
+            write_grant(database, &mut writing, request, (&state, granted)).await?;
+            let grant = Grant::new(Validity::Lease(request.lease)).with_reserved(granted.reserved);
+            // One below zero was never given, and is none.
+            let fence = Some(granted.fence).filter(|fence| fence.get() > 0);
+            Taken::Granted(fence.into_iter().fold(grant, Grant::with_fence))
         }
-        Verdict::Free => take_share(database, &mut writing, request, &mut state).await?,
     };
     writing.commit().await?;
     Ok(taken)
 }
 
-/// Makes room for the claim where a share was left under this token, which is another one from then on.
-async fn take_what_was_left(
+/// Writes what was granted.
+async fn write_grant(
     database: &Database,
     on: &mut SqliteConnection,
     request: &ClaimRequest,
-    (left, state): (&Token, &State),
-) -> Result<Verdict, sqlx::Error> {
-    if state.own.is_some() {
-        return Ok(Verdict::Free);
+    (state, granted): (&State, Granted),
+) -> Result<(), sqlx::Error> {
+    let (key, token) = (&request.key, &request.token);
+    let held = state.rules.holder(token, state.at());
+    let is_alone = held.is_some_and(|held| held.mode == Mode::Exclusive);
+    if let Some(left) = &request.takes_over {
+        delete(database, &mut *on, own(key, left)).await?;
     }
-    let found = State::read(database, on, &request.key, Some(left), state.now).await?;
-    let share = |(fence, line): &(i64, String)| stored::share(line, *fence, Duration::ZERO, found.permits());
-    let is_left = |holder: &Holder| holder.left_behind && holder.mode.has_same_part(&request.mode);
-    if found.own.as_ref().map(share).filter(is_left).is_none() {
-        return Ok(Verdict::Busy(found.first));
+    if !granted.adopted && (is_alone || !state.is_shared()) {
+        // What is left of earlier ones, also of a semaphore.
+        clear(database, &mut *on, key).await?;
     }
-    let delete = sqlx::query(database.statements.shares.delete.clone()).bind(own(&request.key, left));
-    delete.execute(on).await?;
-    Ok(Verdict::Free)
+    if is_alone && request.fair {
+        line::pass(database, &mut *on, (key, token), state).await?;
+    }
+    match is_alone {
+        true => {
+            let line = stored::line(request, granted.reserved);
+            state.write_alone(database, on, (key, token), line).await
+        }
+        false => {
+            let line = if granted.adopted { state.last_line().to_owned() } else { request.describe() };
+            state.write(database, on, (key, token), line).await
+        }
+    }
 }
 
-/// The lock is held alone from now on.
-async fn take_alone(
-    database: &Database,
-    on: &mut SqliteConnection,
-    request: &ClaimRequest,
-    state: &mut State,
-    fences: u32,
-) -> Result<Taken, sqlx::Error> {
-    let (key, expires) = (&request.key, later(state.now, request.lease));
-    let mut last = state.next_fence().saturating_add(i64::from(fences - 1));
-    if state.is_alone(&request.token) {
-        // The reply of an earlier attempt was lost: what that one reserved is not known, and its last fence is unused.
-        last = state.last_fence();
-    } else {
-        let clear = sqlx::query(database.statements.shares.clear.clone());
-        clear.bind(common(key)).bind(beyond(key)).execute(&mut *on).await?;
-        state.prefer_no_more(&request.token);
-        state.set_permits(0);
-        state.write_common(database, on, key).await?;
-    }
-    let (name, line) = (key.as_str().as_bytes().to_vec(), stored::line(request, fences));
-    put(database, on, name, Some(request.token.as_bytes()), (last, expires), line).await?;
-    Ok(Taken::Granted(stored::grant(request.lease, stored::fence(last), fences)))
-}
-
-/// One more has it.
-async fn take_share(
-    database: &Database,
-    on: &mut SqliteConnection,
-    request: &ClaimRequest,
-    state: &mut State,
-) -> Result<Taken, sqlx::Error> {
-    let (key, mode) = (&request.key, request.mode);
-    let expires = later(state.now, request.lease);
-    let until = later(state.now, kept(mode, request.lease)).max(state.last);
-    let mut anew = false;
-    let (fence, line) = match state.own.take() {
-        // The reply of an earlier attempt was lost.
-        Some(adopted) => {
-            let (fence, line) = (state.last_fence(), state.last_line().to_owned());
-            state.write_main(database, on, key, (fence, &line), Some(until)).await?;
-            adopted
-        }
-        None => {
-            if !state.is_shared() {
-                // What is left of earlier ones, also of a semaphore.
-                anew = true;
-                let clear = sqlx::query(database.statements.shares.clear.clone());
-                clear.bind(common(key)).bind(beyond(key)).execute(&mut *on).await?;
-            }
-            let (fence, line) = (state.next_fence(), request.describe());
-            state.write_main(database, on, key, (fence, &line), Some(until)).await?;
-            (fence, stored::share_line(mode, &line))
-        }
-    };
-    let preferred = state.prefer_no_more(&request.token);
-    if let Some(of) = mode.permits().filter(|_| request.takes_over.is_none()) {
-        state.set_permits(of);
-    }
-    if preferred || mode.permits().is_some() || anew && state.has_preferred() {
-        state.write_common(database, on, key).await?;
-    }
-    let name = own(key, &request.token);
-    put(database, on, name, Some(request.token.as_bytes()), (fence, expires), line).await?;
-    let grant = Grant::new(Validity::Lease(request.lease));
-    Ok(Taken::Granted(stored::fence(fence).into_iter().fold(grant, Grant::with_fence)))
+/// Deletes all rows beside that of the key.
+async fn clear(database: &Database, on: &mut SqliteConnection, key: &Key) -> Result<(), sqlx::Error> {
+    let clear = sqlx::query(database.statements.shares.clear.clone());
+    clear.bind(common(key)).bind(beyond(key)).execute(on).await.map(drop)
 }
 
 impl SqliteClaim {
@@ -283,26 +238,21 @@ async fn downgrade(
     let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
     let (key, token, now) = (&request.key, &request.token, time::now());
     let mut state = State::read(database, &mut writing, key, Some(token), now).await?;
-    let expires = later(now, request.lease);
-    let (fence, line) = (state.last_fence(), state.last_line().to_owned());
-    let (own_fence, own_line) = match state.own.take() {
-        // The reply of an earlier request was lost.
-        Some(adopted) => adopted,
-        None if state.is_alone(token) => {
-            // What is left of earlier readers and semaphores, which would count again.
-            let clear = sqlx::query(database.statements.shares.clear.clone());
-            clear.bind(common(key)).bind(beyond(key)).execute(&mut *writing).await?;
-            state.set_permits(0);
-            state.write_common(database, &mut writing, key).await?;
-            (fence, stored::share_line(Mode::Shared, &line))
-        }
+    match state.rules.downgrade(token, request.lease, state.at()) {
         // Nothing was written.
-        None => return Ok(Renewed::Gone),
-    };
-    let last = if state.is_shared() { state.last } else { now };
-    state.write_main(database, &mut writing, key, (fence, &line), Some(expires.max(last))).await?;
-    put(database, &mut writing, own(key, token), Some(token.as_bytes()), (own_fence, expires), own_line)
-        .await?;
+        Downgraded::Gone => return Ok(Renewed::Gone),
+        // The reply of an earlier request was lost.
+        Downgraded::Before => {}
+        Downgraded::Now => {
+            // What is left of earlier readers and semaphores would count again.
+            clear(database, &mut writing, key).await?;
+            if let Some(entry) = state.rules.entry_mut(token) {
+                entry.detail = stored::share_line(Mode::Shared, &entry.detail);
+            }
+        }
+    }
+    let line = state.last_line().to_owned();
+    state.write(database, &mut writing, (key, token), line).await?;
     writing.commit().await?;
     Ok(Renewed::Extended)
 }
@@ -314,29 +264,27 @@ async fn leave(
     (taken_for, until): (Duration, Until),
 ) -> Result<Withdrawal, sqlx::Error> {
     let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
-    let (key, left, now) = (&request.key, request.token.left_behind(), time::now());
-    let mut expires = later(now, taken_for);
+    let (key, token, left, now) = (&request.key, &request.token, request.token.left_behind(), time::now());
     let mut state = State::read(database, &mut writing, key, Some(&left), now).await?;
-    let (own_fence, line) = match state.own.take() {
-        // An earlier request has left it.
-        Some(before) => {
-            expires = expires.min(state.own_until);
-            before
-        }
-        None => {
-            state = State::read(database, &mut writing, key, Some(&request.token), now).await?;
-            let Some((fence, line)) = state.own.take() else { return Ok(Withdrawal::ABSENT) };
-            let delete = sqlx::query(database.statements.shares.delete.clone());
-            delete.bind(own(key, &request.token)).execute(&mut *writing).await?;
-            (fence, stored::left_share(&line))
-        }
-    };
-    let (fence, mut last_line, kept) = (state.last_fence(), state.last_line().to_owned(), state.until());
-    if fence == own_fence && !last_line.starts_with(LEFT_BEHIND) {
+    let is_left = state.rules.holder(&left, state.at()).is_some();
+    if !is_left {
+        state = State::read(database, &mut writing, key, Some(token), now).await?;
+    }
+    if !state.is_shared() {
+        return Ok(Withdrawal::ABSENT);
+    }
+    let at = state.at();
+    let Some(entry) = state.rules.leave(token, taken_for, at) else { return Ok(Withdrawal::ABSENT) };
+    let fence = entry.fence;
+    if !is_left {
+        entry.detail = stored::left_share(&entry.detail);
+        delete(database, &mut writing, own(key, token)).await?;
+    }
+    let mut last_line = state.last_line().to_owned();
+    if fence == state.rules.last_fence() && !last_line.starts_with(LEFT_BEHIND) {
         last_line.insert_str(0, LEFT_BEHIND);
     }
-    state.write_main(database, &mut writing, key, (fence, &last_line), Some(kept.max(expires))).await?;
-    put(database, &mut writing, own(key, &left), Some(left.as_bytes()), (own_fence, expires), line).await?;
+    state.write(database, &mut writing, (key, &left), last_line).await?;
     writing.commit().await?;
     Ok(Withdrawal::REMOVED)
 }
@@ -353,30 +301,15 @@ async fn release(
     if request.fair {
         line::leave(database, &mut writing, (key, token), place).await?;
     }
-    let before = State::read(database, &mut writing, key, Some(token), now).await?;
-    let delete = sqlx::query(database.statements.shares.delete.clone()).bind(own(key, token));
-    delete.execute(&mut *writing).await?;
-    let mut removed = before.own.is_some();
-    // Without it.
     let mut state = State::read(database, &mut writing, key, Some(token), now).await?;
-    if state.is_alone(token) {
+    delete(database, &mut writing, own(key, token)).await?;
+    let withdrawn = state.rules.withdraw(token, state.at());
+    if withdrawn.entry.is_some() {
         let line = state.last_line().to_owned();
-        let fence = state.last_fence();
-        state.write_main(database, &mut writing, key, (fence, &line), None).await?;
-        removed = true;
-    }
-    if state.is_shared() && removed {
-        let line = state.last_line().to_owned();
-        let until = match state.permits() {
-            Some(_) => Some(later(now, kept(request.mode, Duration::ZERO)).max(state.last)),
-            None => (state.taken > 0).then_some(state.last),
-        };
-        let fence = state.last_fence();
-        state.write_main(database, &mut writing, key, (fence, &line), until).await?;
-    }
-    if state.prefer_no_more(token) || removed && state.permits().is_some() {
+        state.write(database, &mut writing, (key, token), line).await?;
+    } else if withdrawn.preferred {
         state.write_common(database, &mut writing, key).await?;
     }
     writing.commit().await?;
-    Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
+    Ok(if withdrawn.entry.is_some() { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
 }

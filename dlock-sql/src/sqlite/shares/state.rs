@@ -2,37 +2,31 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Mode, PREFERENCE, PREFERENCE_ALIVE};
-use dlock_core::{Holder, Key, Token};
+use dlock_core::backend::shares::{HolderEntry, KeyState, Others, Permits, Preference};
+use dlock_core::backend::{LEFT_BEHIND, Mode};
+use dlock_core::{Fence, Holder, Key, Timestamp, Token};
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::sqlite::database::Database;
 use crate::sqlite::statements::line::{self, First};
 use crate::sqlite::statements::shares::{beyond, common, own};
-use crate::sqlite::time;
+use crate::sqlite::time::{self, reading, timestamp};
 use crate::stored::{self, SHARED};
 
-/// What stands there at one moment.
+/// The rows as they were read, and the state of the key that is changed and written back.
 pub(in crate::sqlite) struct State {
     pub(in crate::sqlite) now: i64,
     /// The highest fence of all rows that were deleted.
     mark: i64,
     main: Option<Main>,
-    /// How many permits there are; 0 of a lock.
-    of: i64,
-    preferred: Option<Preferred>,
-    /// The share of the one who asks, with its fence and what else its row says.
-    pub(super) own: Option<(i64, String)>,
-    /// When that ends.
-    pub(super) own_until: i64,
-    /// How much of it is taken, by all of them.
-    pub(super) taken: i64,
+    /// Whether there is a row of what all have in common.
+    has_common: bool,
+    /// Of those who hold the key together, the one whose token was asked for; all others as a sum. What is stored of a
+    /// holder beside that is its line.
+    pub(super) rules: KeyState<String>,
     /// Who is first of those who wait in order.
     first_in_line: Option<First>,
-    /// When the first and the last of them end.
-    pub(super) first: i64,
-    pub(super) last: i64,
 }
 
 /// The row of the key.
@@ -45,45 +39,15 @@ struct Main {
     is_held: bool,
 }
 
-/// One who waits and keeps newcomers out.
-struct Preferred {
-    token: String,
-    since: i64,
-    /// When it has not asked again until then, it is no more.
-    alive_until: i64,
+fn number(fence: Fence) -> i64 {
+    i64::try_from(fence.get()).unwrap_or(i64::MAX)
 }
 
-impl Preferred {
-    fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.split(' ');
-        let token = parts.next()?.to_owned();
-        let (since, alive_until) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        Some(Self { token, since, alive_until })
-    }
-
-    fn to_text(&self) -> String {
-        format!("{} {} {}", self.token, self.since, self.alive_until)
-    }
-
-    /// Until when newcomers are kept out.
-    fn keeps_out_until(&self) -> i64 {
-        self.alive_until.min(later(self.since, PREFERENCE))
-    }
-
-    /// Whether another one may take its place, or it may begin anew.
-    fn is_over(&self, now: i64) -> bool {
-        self.alive_until <= now || later(self.since, PREFERENCE * 2) <= now
-    }
-}
-
-/// What is to come of an attempt.
-pub(super) enum Verdict {
-    /// It is free, or ours already.
-    Free,
-    /// Not before this moment, unless somebody leaves.
-    Busy(i64),
-    /// The key is used in this way.
-    Conflict(Mode),
+fn preference(text: &str) -> Option<Preference> {
+    let mut parts = text.split(' ');
+    let token = Token::from_hex(parts.next()?)?;
+    let mut moment = || Some(timestamp(parts.next()?.parse().ok()?));
+    Some(Preference { token, since: moment()?, alive_until: moment()? })
 }
 
 pub(in crate::sqlite) fn later(at: i64, by: Duration) -> i64 {
@@ -108,10 +72,15 @@ impl State {
             .bind(now);
         let [low, high] = line::bounds(key);
         let state = state.bind(low).bind(high).bind(token.map(Token::to_hex));
-        Self::parse(&state.fetch_one(on).await?, &database.boot, now)
+        Self::parse(&state.fetch_one(on).await?, &database.boot, token, now)
     }
 
-    fn parse(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<Self, sqlx::Error> {
+    fn parse(
+        row: &SqliteRow,
+        this_boot: &[u8],
+        token: Option<&Token>,
+        now: i64,
+    ) -> Result<Self, sqlx::Error> {
         let is_of_now =
             |column| Ok::<_, sqlx::Error>(row.try_get::<Option<&[u8]>, _>(column)? == Some(this_boot));
         let main = match row.try_get::<Option<i64>, _>(2)? {
@@ -122,35 +91,44 @@ impl State {
                 Some(Main { token, fence, expires, holder: row.try_get(5)?, is_held })
             }
         };
-        let mut state = Self {
-            now,
-            mark: row.try_get(0)?,
-            main,
-            of: 0,
-            preferred: None,
-            own: None,
-            own_until: now,
-            taken: 0,
-            first_in_line: row.try_get::<Option<&str>, _>(16)?.and_then(First::parse),
-            first: now,
-            last: now,
-        };
+        let first_in_line = row.try_get::<Option<&str>, _>(16)?.and_then(First::parse);
+        let has_common = row.try_get::<Option<i64>, _>(6)?.is_some();
+        let (mark, rules) = (row.try_get(0)?, KeyState::new());
+        let mut state = Self { now, mark, main, has_common, rules, first_in_line };
+        let mut rules = KeyState::new()
+            .with_last_fence(Fence::new(state.last_fence().max(0).unsigned_abs()))
+            .with_first_in_queue(state.first_in_line.as_ref().and_then(First::to_entry));
         if is_of_now(7)? {
-            state.preferred = Preferred::parse(row.try_get(8)?).filter(|preferred| !preferred.is_over(now));
+            let preferred =
+                preference(row.try_get(8)?).filter(|preferred| !preferred.is_over(timestamp(now)));
+            rules = rules.with_preference(preferred);
         }
         if !state.is_shared() {
+            // Whatever else stands there is of earlier holders.
+            let alone = state.main.as_ref().filter(|main| main.is_held).map(Main::to_entry);
+            state.rules = alone.into_iter().fold(rules, KeyState::with_holder);
             return Ok(state);
         }
-        state.of = row.try_get::<Option<i64>, _>(6)?.unwrap_or(0);
-        if let (true, Some(fence)) = (is_of_now(10)?, row.try_get::<Option<i64>, _>(9)?)
-            && let until = row.try_get::<i64, _>(11)?
-            && until > now
+        let of = row.try_get::<Option<i64>, _>(6)?.and_then(|of| u32::try_from(of).ok()).filter(|of| *of > 0);
+        rules = rules.with_permits(of.map(|of| Permits { of, remembered_until: timestamp(state.until()) }));
+        if let (true, Some(token), Some(fence)) = (is_of_now(10)?, token, row.try_get::<Option<i64>, _>(9)?)
+            && let expires = row.try_get::<i64, _>(11)?
+            && expires > now
         {
-            (state.own, state.own_until) = (Some((fence, row.try_get(12)?)), until);
+            let detail: String = row.try_get(12)?;
+            let Holder { mode, left_behind, .. } = stored::share(&detail, fence, Duration::ZERO, of);
+            let fence = Fence::new(fence.max(0).unsigned_abs());
+            let (token, expires) = (*token, timestamp(expires));
+            rules = rules.with_holder(HolderEntry { token, mode, fence, expires, left_behind, detail });
         }
         if let Some(taken) = row.try_get::<Option<i64>, _>(13)? {
-            (state.taken, state.first, state.last) = (taken, row.try_get(14)?, row.try_get(15)?);
+            rules = rules.with_others(Some(Others {
+                taken: u32::try_from(taken).unwrap_or(u32::MAX),
+                first_end: timestamp(row.try_get(14)?),
+                last_end: timestamp(row.try_get(15)?),
+            }));
         }
+        state.rules = rules;
         Ok(state)
     }
 
@@ -164,12 +142,6 @@ impl State {
         self.main.as_ref().is_some_and(|main| main.is_held && main.token.as_deref() == Some(&SHARED))
     }
 
-    /// Whether this one has it alone.
-    pub(super) fn is_alone(&self, token: &Token) -> bool {
-        let ours = |main: &Main| main.is_held && main.token.as_deref() == Some(token.as_bytes());
-        self.main.as_ref().is_some_and(ours)
-    }
-
     /// Who has it alone.
     pub(super) fn exclusive(&self, now: i64) -> Option<Holder> {
         let main = self.main.as_ref().filter(|main| main.is_held && !self.is_shared())?;
@@ -177,27 +149,27 @@ impl State {
         Some(stored::holder(&main.holder, main.fence, left))
     }
 
+    /// The moment for which the rows were read.
+    pub(super) fn at(&self) -> Timestamp {
+        timestamp(self.now)
+    }
+
     pub(super) fn permits(&self) -> Option<u32> {
-        u32::try_from(self.of).ok().filter(|of| *of > 0)
+        self.rules.permits(self.at())
     }
 
-    pub(super) fn set_permits(&mut self, permits: u32) {
-        self.of = i64::from(permits);
+    /// The least fence of the next grant.
+    pub(super) fn least_fence(&self) -> Fence {
+        Fence::new(time::wall_micros().max(self.mark.saturating_add(1)).max(1).unsigned_abs())
     }
 
-    /// The fence of the next grant.
-    pub(super) fn next_fence(&self) -> i64 {
-        let least = time::wall_micros().max(self.mark.saturating_add(1));
-        self.main.as_ref().map_or(least, |main| least.max(main.fence.saturating_add(1)))
-    }
-
-    /// The fence of the last grant.
-    pub(super) fn last_fence(&self) -> i64 {
+    /// The fence in the row of the key, which is that of the last grant.
+    fn last_fence(&self) -> i64 {
         self.main.as_ref().map_or(0, |main| main.fence)
     }
 
     /// Until when the row of the key is taken.
-    pub(super) fn until(&self) -> i64 {
+    fn until(&self) -> i64 {
         self.main.as_ref().map_or(self.now, |main| main.expires)
     }
 
@@ -206,64 +178,39 @@ impl State {
         self.main.as_ref().map_or("", |main| &main.holder)
     }
 
-    /// What is to come of an attempt, as far as somebody else is concerned.
-    pub(super) fn judge(&self, request: &ClaimRequest) -> Verdict {
-        let mode = request.mode;
-        if let Some(main) = self.main.as_ref().filter(|main| main.is_held && !self.is_shared()) {
-            return match mode.conflict(&Mode::Exclusive) {
-                Some(_) => Verdict::Conflict(Mode::Exclusive),
-                None if self.is_alone(&request.token) => Verdict::Free,
-                None => Verdict::Busy(main.expires),
-            };
-        }
-        if let Some(of) = self.permits() {
-            let others = Mode::Permits { of, take: 1 };
-            if mode.conflict(&others).is_some() {
-                return Verdict::Conflict(others);
-            }
-        } else if mode.permits().is_some() && self.taken > 0 {
-            return Verdict::Conflict(Mode::Shared);
-        }
-        if self.own.is_some() {
-            return Verdict::Free;
-        }
-        let has_room = match mode {
-            Mode::Shared => true,
-            Mode::Permits { of, take } => self.taken.saturating_add(i64::from(take)) <= i64::from(of),
-            _ => self.taken == 0,
-        };
-        // Whose turn it is, is said by the line alone.
-        let other =
-            self.preferred.as_ref().filter(|other| !request.fair && other.token != request.token.to_hex());
-        match other.map(Preferred::keeps_out_until).filter(|until| *until > self.now) {
-            Some(until) if has_room => Verdict::Busy(until),
-            None if has_room => match self.first().filter(|first| !first.is(&request.token)) {
-                Some(other) => Verdict::Busy(other.until),
-                None => Verdict::Free,
-            },
-            _ => Verdict::Busy(self.first),
-        }
+    /// Writes the state of a key that somebody holds alone from now on.
+    pub(super) async fn write_alone(
+        &self,
+        database: &Database,
+        on: &mut SqliteConnection,
+        (key, token): (&Key, &Token),
+        line: String,
+    ) -> Result<(), sqlx::Error> {
+        let Some(held) = self.rules.holder(token, self.at()) else { return Ok(()) };
+        let last = self.rules.last_fence();
+        let (name, expires) = (key.as_str().as_bytes().to_vec(), reading(held.expires));
+        put(database, on, name, Some(token.as_bytes()), (number(last), expires), line).await
     }
 
-    /// This one waits: it is preferred, unless another one is. Whether it is now.
-    pub(super) fn prefer(&mut self, token: &Token) -> bool {
-        let (token, alive_until) = (token.to_hex(), later(self.now, PREFERENCE_ALIVE));
-        match &mut self.preferred {
-            Some(preferred) if preferred.token != token => return false,
-            Some(preferred) => preferred.alive_until = alive_until,
-            none => *none = Some(Preferred { token, since: self.now, alive_until }),
-        }
-        true
-    }
-
-    /// Whether somebody keeps newcomers out.
-    pub(super) const fn has_preferred(&self) -> bool {
-        self.preferred.is_some()
-    }
-
-    /// This one keeps nobody out any more. Whether it did.
-    pub(super) fn prefer_no_more(&mut self, token: &Token) -> bool {
-        self.preferred.take_if(|preferred| preferred.token == token.to_hex()).is_some()
+    /// Writes the state of a key that several hold, or nobody: the row of the key, with the line about the one who was
+    /// granted last, what all have in common, and the share of this token.
+    pub(super) async fn write(
+        &self,
+        database: &Database,
+        on: &mut SqliteConnection,
+        (key, token): (&Key, &Token),
+        last_line: String,
+    ) -> Result<(), sqlx::Error> {
+        let now = self.at();
+        let until = self.rules.taken_until(now).map(reading);
+        let (shared, expires) = (until.map(|_| SHARED), until.unwrap_or(self.now));
+        let name = key.as_str().as_bytes().to_vec();
+        let fence = number(self.rules.last_fence());
+        put(database, &mut *on, name, shared.as_ref(), (fence, expires), last_line).await?;
+        self.write_common(database, &mut *on, key).await?;
+        let Some(held) = self.rules.holder(token, now) else { return Ok(()) };
+        let fence_and_end = (number(held.fence), reading(held.expires));
+        put(database, on, own(key, token), Some(token.as_bytes()), fence_and_end, held.detail.clone()).await
     }
 
     /// Writes what all of them have in common.
@@ -273,33 +220,43 @@ impl State {
         on: &mut SqliteConnection,
         key: &Key,
     ) -> Result<(), sqlx::Error> {
-        if self.of == 0 && self.preferred.is_none() {
-            let delete = sqlx::query(database.statements.shares.delete.clone()).bind(common(key));
-            return delete.execute(on).await.map(drop);
+        let (preferred, permits) = (self.rules.preferred(), self.rules.stored_permits());
+        if permits.is_none() && preferred.is_none() {
+            return if self.has_common { delete(database, on, common(key)).await } else { Ok(()) };
         }
         // So that it is not pruned before the row of the key.
-        let until = self.preferred.as_ref().map_or(0, |preferred| preferred.alive_until);
-        let until = self.main.as_ref().filter(|_| self.of > 0).map_or(until, |main| until.max(main.expires));
-        let preferred = self.preferred.as_ref().map(Preferred::to_text).unwrap_or_default();
-        put(database, on, common(key), Some(&SHARED), (self.of, until), preferred).await
+        let until = preferred.map(|preferred| preferred.alive_until);
+        let until = until.max(permits.and_then(|_| self.rules.taken_until(self.at())));
+        let text = preferred.map(|Preference { token, since, alive_until }| {
+            format!("{} {} {}", token.to_hex(), reading(since), reading(alive_until))
+        });
+        let of = permits.map_or(0, |permits| i64::from(permits.of));
+        let until = until.map_or(0, reading);
+        put(database, on, common(key), Some(&SHARED), (of, until), text.unwrap_or_default()).await
     }
+}
 
-    /// Writes the row of the key as one that several hold, or that is free.
-    pub(super) async fn write_main(
-        &mut self,
-        database: &Database,
-        on: &mut SqliteConnection,
-        key: &Key,
-        (fence, line): (i64, &str),
-        until: Option<i64>,
-    ) -> Result<(), sqlx::Error> {
-        let (token, expires) = (until.map(|_| SHARED), until.unwrap_or(self.now));
-        let name = key.as_str().as_bytes().to_vec();
-        put(database, on, name, token.as_ref(), (fence, expires), line.to_owned()).await?;
-        let (token, holder) = (token.map(|token| token.to_vec()), line.to_owned());
-        self.main = Some(Main { token, fence, expires, holder, is_held: until.is_some() });
-        Ok(())
+impl Main {
+    fn to_entry(&self) -> HolderEntry<String> {
+        let token = self.token.as_deref().and_then(|token| token.try_into().ok()).map(Token::from_bytes);
+        HolderEntry {
+            token: token.unwrap_or(Token::from_bytes([0; 16])),
+            mode: Mode::Exclusive,
+            fence: Fence::new(self.fence.max(0).unsigned_abs()),
+            expires: timestamp(self.expires),
+            left_behind: self.holder.starts_with(LEFT_BEHIND),
+            detail: self.holder.clone(),
+        }
     }
+}
+
+/// Deletes a row.
+pub(super) async fn delete(
+    database: &Database,
+    on: &mut SqliteConnection,
+    key: Vec<u8>,
+) -> Result<(), sqlx::Error> {
+    sqlx::query(database.statements.shares.delete.clone()).bind(key).execute(on).await.map(drop)
 }
 
 /// Writes a row, whatever stands there.

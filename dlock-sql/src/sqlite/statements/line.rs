@@ -1,8 +1,10 @@
 //! The rows of those who wait for a lock in order: their keys, and the statements on them.
 
+use dlock_core::backend::shares::QueueEntry;
 use dlock_core::{Key, Token};
 use sqlx::SqlStr;
 
+use crate::sqlite::time;
 use crate::table::TableName;
 use crate::text::sql;
 
@@ -92,6 +94,11 @@ impl First {
         let mut parts = text.split(' ');
         let (place, until) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
         Some(Self { place, until, token: parts.next()?.to_owned() })
+    }
+
+    /// The same for the rules; none of a token that is none.
+    pub(in crate::sqlite) fn to_entry(&self) -> Option<QueueEntry> {
+        Some(QueueEntry { token: Token::from_hex(&self.token)?, alive_until: time::timestamp(self.until) })
     }
 
     pub(in crate::sqlite) fn is(&self, token: &Token) -> bool {

@@ -42,7 +42,7 @@ pub(in crate::sqlite) struct ShareStatements {
     /// Changes nothing, and lets nobody else write.
     pub(in crate::sqlite) lock: SqlStr,
     /// key, key of what is in common, key of ours, what is higher than all keys, boot, now, bounds of the line, who
-    /// asks: the state.
+    /// asks: the state, with all shares but ours as a sum.
     pub(in crate::sqlite) state: SqlStr,
     /// key, token, fence, boot, expiry, holder: writes a row.
     pub(in crate::sqlite) put: SqlStr,
@@ -79,7 +79,8 @@ impl ShareStatements {
                 FROM "{table}" AS mark LEFT JOIN "{table}" AS main ON main.key = ?1
                 LEFT JOIN "{table}" AS common ON common.key = ?2 LEFT JOIN "{table}" AS own ON own.key = ?3
                 LEFT JOIN (SELECT sum(CAST(holder AS INTEGER)) AS taken, min(expires) AS first, max(expires) AS last
-                    FROM "{table}" WHERE key > ?2 AND key < ?4 AND boot = ?5 AND expires > ?6) AS others
+                    FROM "{table}" WHERE key > ?2 AND key < ?4 AND key IS NOT ?3
+                        AND boot = ?5 AND expires > ?6) AS others
                 WHERE mark.key = x''"#,
                 first_of(table, ["?7", "?8", "?5", "?6", "?9"])
             )),
