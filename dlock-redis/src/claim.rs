@@ -317,8 +317,10 @@ impl Claim for RedisClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         match self.try_once().await {
             Err(failure) if is_unnamed(&failure) => {
-                let mode = (self.request.mode, self.request.fair);
-                Err(Box::pin(self.client.named(failure, &self.names, mode)).await)
+                let (mode, limit) = ((self.request.mode, self.request.fair), self.request.request_timeout);
+                let named = Box::pin(self.client.named(failure, &self.names, mode, limit)).await;
+                // The refused step may have ended in the middle: its grant stays worth nothing under the new failure.
+                Err(if self.held { named.of_worthless_grant() } else { named })
             }
             attempt => attempt,
         }

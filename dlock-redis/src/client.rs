@@ -22,7 +22,7 @@ use crate::tracking::Tracking;
 
 /// How long a question outside of a lock may take.
 const QUESTION: Duration = Duration::from_secs(5);
-/// How long it may take to find out what the user lacks.
+/// How long a question about what the user lacks may take.
 const NAMING: Duration = Duration::from_millis(500);
 
 /// The servers, the channels that are listened to, and how locks are named and stored.
@@ -135,11 +135,19 @@ impl Client {
     }
 
     /// Has the server say which commands the user may not use, where it refused a script for one of them without a name
-    /// (Redis before 7.2).
-    pub(crate) async fn named(&self, failure: Failure, names: &Names, (mode, fair): (Mode, bool)) -> Failure {
+    /// (Redis before 7.2). Each of the two questions takes at most a quarter of `request_timeout`, which bounds the
+    /// refused step: the refusal is not to end as an unknown outcome.
+    pub(crate) async fn named(
+        &self,
+        failure: Failure,
+        names: &Names,
+        (mode, fair): (Mode, bool),
+        request_timeout: Duration,
+    ) -> Failure {
         if !is_unnamed(&failure) {
             return failure;
         }
+        let limit = NAMING.min(request_timeout / 4);
         let probe = self.namer.probe();
         let alone = |number| self.format.rights(&probe, true, number);
         let further = |number| match (mode, fair) {
@@ -151,7 +159,7 @@ impl Client {
         };
         let ask = async |call: &(dyn Fn(CallNumber) -> Cmd + Sync)| {
             let question = Question { slot: names.slot, respondent: Respondent::Any, call };
-            let asked = within(NAMING, self.servers.ask(&question, NAMING)).await;
+            let asked = within(limit, self.servers.ask(&question, limit)).await;
             asked.and_then(Result::ok).and_then(|missing| has_all(missing).err())
         };
         match ask(&alone).await {
@@ -208,6 +216,8 @@ fn has_all(missing: Value) -> Result<(), Failure> {
         // Of names those of all locks are granted.
         let (object, grant) = match right.split_once("%probe") {
             Some((before, _)) => (format!("{before}*"), format!("{before}*")),
+            // A counter of fences has its own name.
+            None if right.starts_with(['~', '&']) => (right.clone(), right.clone()),
             None => (right.clone(), format!("+{}", right.to_lowercase())),
         };
         if !objects.contains(&object) {

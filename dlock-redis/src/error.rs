@@ -138,7 +138,7 @@ pub(crate) fn refusal(text: &str) -> Failure {
     let (kind, advice) = match code_in(text) {
         Some("NOAUTH") => (ErrorKind::Denied, "the server requires a password; put it into the URL"),
         Some("WRONGPASS") => (ErrorKind::Denied, "the server refused the user or the password"),
-        Some("NOPERM") if text.contains("access") => (
+        Some("NOPERM") if text.contains("to access") || text.contains("can't access") => (
             ErrorKind::Denied,
             "the user may not use a key or a channel; grant the patterns of the prefix (~dlock:* &dlock:* by default); \
              docs/backends/redis.md lists the rights that are needed",

@@ -150,7 +150,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         (Kind::Sentinel, []) => return Err(invalid(format!("the URL names no service; {FORMS}"))),
         _ => return Err(invalid(format!("the path has too many parts; {FORMS}"))),
     };
-    // Of two the server would be told one, and the other would count for nothing.
+    // The server would get one of the two, and the other would count for nothing.
     let elsewhere = [("db", db.is_some()), ("user", !user.is_empty()), ("pass", !password.is_empty())];
     if elsewhere.iter().any(|(name, stands)| *stands && has(name)) {
         return Err(invalid(

@@ -48,6 +48,7 @@ use strategy::{Others, Strategy};
 const SAFETY_NET: Duration = Duration::from_secs(1);
 /// How long the questions at the start may take, which are three.
 const STARTING: Duration = Duration::from_secs(15);
+
 /// Locks that live as long as a connection to the database: see [`PostgresSessions`](crate::PostgresSessions),
 /// [`PostgresRowLocks`](crate::PostgresRowLocks), [`MysqlSessions`](crate::MysqlSessions) and
 /// [`MysqlRowLocks`](crate::MysqlRowLocks).

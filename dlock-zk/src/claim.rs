@@ -5,7 +5,7 @@
 //! | new | none | opens the session if need be, then as the next | nothing: it never ends |
 //! | waiting for its turn | `node`, whose `turn` waits | takes the turn; when that has come, makes the node, and looks at the queue | the turn: other claims of this process go first |
 //! | looking ahead | `node`, `looking` | waits for the answers of the same requests | nothing: it never ends |
-//! | waiting in the queue | `node`, `wait` | judges the notifications; without one it looks at the node before its own, as the safety net | a change of the node before, or of its own |
+//! | waiting in the queue | `node`, `wait` | judges the notifications; without one it looks at the node before its own, as the safety net | a change of the node before, or of its own; next for permits: of the directory |
 //! | granted | `node`, `proven_at`, and `entry` once it has its signal | | |
 //! | withdrawn | `node`, of which the servers have nothing | as a new one | nothing: it never ends |
 //!

@@ -33,7 +33,13 @@ pub(crate) async fn diagnose(
             "change the ACLs of these nodes (setAcl), or log in as the user who made them: without its node no lock is \
              granted to this session",
         )),
-        written => written?,
+        // The servers are asked all the same: one of them may say why.
+        Err(failure) => findings.push(Finding::danger(
+            "session",
+            format!("its proof of life was not confirmed: {}", failure.message()),
+            "without it no lock is granted; look at what the servers say below, and ask again",
+        )),
+        Ok(()) => {}
     }
     let servers: Vec<&str> = config.servers.split(',').collect();
     findings.push(ensemble(servers.len()));

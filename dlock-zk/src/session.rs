@@ -8,7 +8,7 @@
 //!
 //! | state | entered when | its locks then |
 //! |---|---|---|
-//! | `Up` | the client library is connected to a server that can write | are as before; those that have not noted the last loss become suspect |
+//! | `Up` | the client library is connected to a server that can write | are as before; those for which the last loss was not noted become suspect |
 //! | `Down` | the client library is connected to no such server | become suspect |
 //! | `Ended` | the session expired or was closed, the server refused the credentials, or the client library failed | are lost; this state is final |
 //!

@@ -65,7 +65,7 @@ enum Command {
         #[arg(long)]
         fast: bool,
     },
-    /// Print the circles of modules, and who uses what in them
+    /// Print the circles of modules, and which modules use what of each other
     Circles {
         /// The folder of the crates that are looked at, such as dlock-sql
         #[arg(default_value = "")]

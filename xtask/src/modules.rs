@@ -154,6 +154,12 @@ mod tests {
             ("a.rs", "use crate::m::Other;"),
         ]);
         assert_eq!(circles(&used_too), [["a", "m"]]);
+        let all = arrows(&[
+            ("m/mod.rs", "pub(crate) use crate::a::*;"),
+            ("a.rs", "use crate::b::Beta;"),
+            ("b.rs", "use crate::m::Alpha;"),
+        ]);
+        assert_eq!(circles(&all), [["a", "b", "m"]]);
     }
 
     #[test]
@@ -205,5 +211,8 @@ mod tests {
         let found =
             arrows(&[("m/a.rs", inner), ("m/b.rs", "use super::a::A;"), ("c.rs", "use crate::m::a::A;")]);
         assert_eq!(circles(&found), [["m::a", "m::b"]]);
+        let far = "mod inner {\n    use super::super::super::c::C;\n}\n";
+        let found = arrows(&[("lib.rs", ""), ("m.rs", ""), ("m/a.rs", far), ("c.rs", "use crate::m::a::A;")]);
+        assert_eq!(circles(&found), [["c", "m::a"]]);
     }
 }

@@ -28,7 +28,7 @@
 //!
 //! | state | who is stored | writer asks | reader asks | *take* permits of *n* are asked for |
 //! |---|---|---|---|---|
-//! | free | nobody | granted | granted | granted; *n* is stored |
+//! | free | none | granted, or kept out | granted, or kept out | granted, and *n* is stored; or kept out |
 //! | alone | one writer | busy until its end | busy until its end | conflict |
 //! | readers | one or more readers | busy until the first end; preferred | granted, or kept out | conflict |
 //! | semaphore of *n* | holders of permits, or none for 24 hours | conflict | conflict | granted if they fit, else busy until the first end, and preferred if *take* > 1; or kept out |
@@ -38,10 +38,10 @@
 //! |---|---|
 //! | [`attempt`](KeyState::attempt) | the above. A token that holds the key already keeps its entry and fence, and its lease starts again, whatever the request says: the answer to its earlier attempt was lost |
 //! | [`renew`](KeyState::renew) | the entry's lease starts again, if it has not ended |
-//! | [`downgrade`](KeyState::downgrade) | alone to readers, with the same fence; of a reader it renews |
+//! | [`downgrade`](KeyState::downgrade) | alone to readers, with the same fence, and ends any preference; of a reader it renews |
 //! | [`withdraw`](KeyState::withdraw) | deletes the token's entry and its preference |
 //! | [`leave`](KeyState::leave) | moves the token's entry, alone or share, under the token that is left behind; a repetition only shortens the time |
-//! | [`take_over`](KeyState::take_over) | moves an entry that was left under the token that asks, with a new fence; changes nothing else, and asks for nobody's turn |
+//! | [`take_over`](KeyState::take_over) | moves an entry that was left under the token that asks, with a new fence, whatever turn or preference there is |
 //! | [`resize`](KeyState::resize) | the number of permits, of a semaphore that is known; a conflict for a lock that is held |
 //!
 //! # Rules
@@ -54,9 +54,9 @@
 //!   were waited for have left. Nobody is preferred behind a writer, since nobody comes in there.
 //! * **Order**: while the store names a [first in the queue](KeyState::with_first_in_queue) that is alive, only that
 //!   one is granted the key. A claim that waits in order is not kept out by preference.
-//! * **Permits**: the number is kept for [`PERMITS_REMEMBERED`] after the last request that granted, renewed or
-//!   released permits, or for the lease where that is longer. Taken are those of all entries, also of those left under
-//!   a baton. After it was lowered, nothing is granted until enough were released.
+//! * **Permits**: the number is kept for [`PERMITS_REMEMBERED`] after the last request that granted, renewed, withdrew
+//!   or took over permits, and for as long as any are held or left. Taken are those of all entries, also of those left
+//!   under a baton. After it was lowered, nothing is granted until enough were released.
 //!
 //! # Other homes of these rules
 //!
@@ -70,7 +70,7 @@
 //! | an attempt to read under a token that holds the key alone, which no claim makes | keeps it alone | SQL servers: busy |
 //! | another claim's preference when a writer is granted the key | ends | SQL servers, and SQLite's statement: goes on |
 //! | when a busy key may be free | when the first entry ends | Redis: a lower bound of that, and with a queue the later of preference and turn |
-//! | permits whose number is not asked for again after a baton was left or taken over | remembered as after a grant | Redis: no longer than before, or than the lease |
+//! | permits whose number is not asked for again after a baton was taken over | remembered as after a grant | Redis: no longer than before, or than the lease |
 //! | room | as many readers as ask | Redis: 10,000 holders; Redisson's format: 10,000 readers |
 //! | a reader that waited while a writer held the key | equal to the others | Redis: only readers are let in for 100 ms (5 ms after the first came) |
 //! | a release while others wait in order | the store notifies the first | Redis: grants it the key |

@@ -179,7 +179,10 @@ impl Engine {
     /// clock is paused a test's hours pass in no time, and that thread, which is outside of it, seems to be hours late.
     pub(super) async fn finish_background(&self) {
         let activity = &self.registry.activity;
-        let Tasks::Thread(keeper) = &self.registry.tasks else { return };
+        // Outside of a runtime no clock is paused.
+        let (Tasks::Thread(keeper), Ok(caller)) = (&self.registry.tasks, Handle::try_current()) else {
+            return;
+        };
         if activity.in_background() == 0 {
             return;
         }
@@ -188,7 +191,7 @@ impl Engine {
             keeper.block_on(async { tokio::time::timeout(Duration::from_secs(1), activity.quiet()).await })
         };
         // While a blocking task runs, a paused clock does not go on.
-        let _ = tokio::task::spawn_blocking(finish).await;
+        let _ = caller.spawn_blocking(finish).await;
     }
 
     /// Makes a request that needs no claim, wherever the caller is, and waits up to `limit` for its answer.

@@ -192,3 +192,21 @@ async fn permits_whose_grant_was_lost_on_its_way_are_adopted_also_after_a_resize
     let Ok(Attempt::Granted(again)) = claim.attempt().await else { panic!("it has its permit") };
     assert_eq!(again.fence, first.fence);
 }
+
+#[tokio::test]
+async fn a_reader_that_listens_after_the_first_in_line_has_left_is_not_kept_out_by_it() {
+    let clock = ManualClock::stopped();
+    let memory = Memory::with_clock(clock.clock());
+    let mut holder = claim_of(&memory, Mode::Shared).await;
+    assert!(matches!(holder.attempt().await, Ok(Attempt::Granted(_))));
+    let mut request = claim_request("k", LEASE, true).await.unwrap();
+    request.fair = true;
+    let mut writer = memory.claim(request);
+    assert!(matches!(writer.attempt().await, Ok(Attempt::Busy(_))));
+    let mut reader = claim_of(&memory, Mode::Shared).await;
+    assert!(matches!(reader.attempt().await, Ok(Attempt::Busy(_))));
+    assert!(writer.withdraw().await.is_ok());
+    let changed = tokio::time::timeout(Duration::from_secs(20), reader.changed()).await;
+    changed.expect("nobody is in its way").unwrap();
+    assert!(matches!(reader.attempt().await, Ok(Attempt::Granted(_))));
+}

@@ -71,7 +71,8 @@ pub(crate) async fn attempt_all(
 
 /// The failure with the rights that are missing, where the server did not name them.
 async fn named(client: &Client, failure: Failure, claim: &RedisClaim) -> Failure {
-    Box::pin(client.named(failure, &claim.names, (Mode::Exclusive, false))).await
+    let limit = claim.request.request_timeout;
+    Box::pin(client.named(failure, &claim.names, (Mode::Exclusive, false), limit)).await
 }
 
 /// The accounts of all claims at once.

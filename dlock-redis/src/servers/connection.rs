@@ -21,7 +21,7 @@
 //! |---|---|---|---|
 //! | open | `new` | is sent | is sent |
 //! | retired | `retire`: another connection is in its place | withdrawals are sent; all else returns to its makers unsent | in turn only withdrawals; all else is sent |
-//! | ended | `end`: a reply did not come or made no sense; the end of its runtime | is answered with `Fault::Cut` | is refused unsent |
+//! | ended | `end`: a reply did not come or made no sense, or the server is no master any more; the end of its runtime | is still sent as long as the socket and the runtime live, else answered with `Fault::Cut` | is refused unsent |
 //!
 //! Where a connection has ended, requests that were not sent go over another one.
 

@@ -3,9 +3,11 @@
 //! | `State` of a runtime's connection | a request |
 //! |---|---|
 //! | `current` is open | goes over it |
-//! | none is open, `opening` | waits for the connection that is being opened, as long as its patience lasts; then as below |
-//! | none is open, none is being opened | has one opened, and waits for it |
-//! | none is open, and `refused` less than a second ago | goes over an open connection of another runtime, where there is one; else as above |
+//! | none is open, and `refused` less than a second ago | goes over an open connection of another runtime; if there is none, as below |
+//! | none is open, `opening` | waits for the connection that is being opened, as long as its patience lasts |
+//! | none is open, none is being opened | has one opened, and waits for it as long as its patience lasts |
+//!
+//! A request that waited in vain goes over an open connection of another runtime, or fails.
 //!
 //! A connection on which a maker got no answer is probed (`doubt`). If it does not answer, another one is opened and
 //! takes its place; the old one is retired, and stays for what has to follow on it.

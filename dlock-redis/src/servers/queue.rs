@@ -5,7 +5,7 @@
 //!
 //! | `Maker` | its `Pending` | becomes |
 //! |---|---|---|
-//! | `New` | was not polled yet | `Waits` when it is polled, `Answered` when the reply comes first |
+//! | `New` | was not polled yet | `Waits` when it is polled, `Answered` when the reply comes first, `Gone` when it is dropped |
 //! | `Waits` | waits for the reply | `Answered` with the reply, `Gone` when it is dropped |
 //! | `Answered` | has not read the reply yet | `Gone` when it has, or is dropped |
 //! | `Gone` | is gone | stays so: a reply is thrown away, and nothing is sent again for it |

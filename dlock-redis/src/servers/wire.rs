@@ -116,7 +116,7 @@ impl Wire {
         self.read(command, number, reply, 0)
     }
 
-    /// The same in several commands of the protocol.
+    /// Sends a command once, in several commands of the protocol, and waits for what comes of it.
     async fn send_several(
         &self,
         command: Command<'_>,

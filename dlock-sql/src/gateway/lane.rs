@@ -18,6 +18,7 @@ pub(super) const FRESH: Duration = Duration::from_secs(5);
 
 /// A connection that was idle for this long is closed.
 pub(super) const IDLE: Duration = Duration::from_secs(60);
+
 /// The connections that one runtime drives, and the right to use them.
 ///
 /// An answer wakes the runtime on which its connection was opened. Where that is the caller's own, it costs no detour

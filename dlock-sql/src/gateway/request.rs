@@ -181,13 +181,13 @@ impl<S: Server> Connections<S> {
                     continue;
                 }
                 Some(Err(error)) if S::is_of_old_rights(&error) => {
-                    if std::mem::take(&mut looks_again)
-                        && by_then(begun + limits.answer, S::look_up_rights(on)).await.is_some()
-                    {
+                    let looks = std::mem::take(&mut looks_again);
+                    if looks && by_then(begun + limits.answer, S::look_up_rights(on)).await.is_some() {
                         continue;
                     }
-                    // Another connection may know of more; where none can be opened, this one serves what is held.
-                    let broken = !self.lacks_room_now();
+                    // Another connection may know of more; where none can be opened, this one serves what is held. Not
+                    // one whose answer is still to come.
+                    let broken = looks || !self.lacks_room_now();
                     return Err(Fault { broken, ..self.server().fault(error) });
                 }
                 Some(Err(error)) => self.server().fault(error),

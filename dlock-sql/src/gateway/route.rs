@@ -23,7 +23,8 @@ pub(crate) enum Kind {
     Renewal,
 }
 
-/// Which connection a request takes. It is decided once, when the request is made.
+/// Which connection a request takes. It is decided when the request is made, and anew for a question that is asked
+/// again.
 pub(crate) struct Route<S: Driver> {
     pub(super) kind: Kind,
     pub(super) origin: Origin<S>,

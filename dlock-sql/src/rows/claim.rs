@@ -182,7 +182,7 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
         let (connections, mut limits) = (Arc::clone(&self.rows.connections), self.limits());
         let rows = Arc::clone(&self.rows);
         let mut asking = None;
-        let route = connections.route(Kind::Ordinary);
+        let mut route = connections.route(Kind::Ordinary);
         let joint = match fresh {
             false => Ok(None),
             true if connections.has_pool() => {
@@ -191,6 +191,8 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
                 match rows.questions.turn(&ask.key, end).await {
                     Ok(Turn::Ask(turn)) => {
                         asking = Some(turn);
+                        // This may be polled elsewhere by now, where the pool cannot be used.
+                        route = connections.route(Kind::Ordinary);
                         // What is left of it is for the pool.
                         limits.patience = end.saturating_duration_since(Instant::now());
                         Ok(None)

@@ -533,7 +533,8 @@ async fn answer<M: Strategy>(
             let asked = Opened { id: *id, is_new: std::mem::take(is_new) };
             let (session, taken) = match M::take(others, on, asked, wanted).await {
                 Err(TakeError::Refused(error)) if M::Server::is_of_old_rights(&error) => {
-                    M::Server::look_up_rights(on).await.map_err(TakeError::Unknown)?;
+                    // Where the user has no right to the database any more, the locks of this connection stay.
+                    M::Server::look_up_rights(on).await.map_err(TakeError::of)?;
                     M::take(others, on, asked, wanted).await?
                 }
                 taken => taken?,

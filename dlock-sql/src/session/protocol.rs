@@ -44,6 +44,16 @@ pub enum TakeError {
     Unknown(sqlx::Error),
 }
 
+impl TakeError {
+    /// The error of a statement that takes nothing where the server refuses it.
+    pub(super) fn of(error: sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(_) => Self::Refused(error),
+            error => Self::Unknown(error),
+        }
+    }
+}
+
 /// What a release found.
 #[derive(Clone, Copy, Debug)]
 pub struct Freed {

@@ -88,15 +88,11 @@ where
 {
     let [wanted] = wanted else { return Err(TakeError::Elsewhere(Failure::invalid_config(ONE))) };
     let (server, limit) = (others.server(), wanted.limit);
-    let failed = |error| match error {
-        sqlx::Error::Database(_) => TakeError::Refused(error),
-        error => TakeError::Unknown(error),
-    };
-    let mut found = server.lock_row(on, wanted, opened.is_new).await.map_err(failed)?;
+    let mut found = server.lock_row(on, wanted, opened.is_new).await.map_err(TakeError::of)?;
     if matches!(found.1, Found::Missing) {
         let made = others.ask(MakeRow(wanted.name.clone()), limit).await;
         made.map_err(|failure| TakeError::Elsewhere(unchanged(failure)))?;
-        found = server.lock_row(on, wanted, false).await.map_err(failed)?;
+        found = server.lock_row(on, wanted, false).await.map_err(TakeError::of)?;
     }
     let (session, found) = found;
     match found {

@@ -336,8 +336,8 @@ impl Database {
     }
 
     /// Closes the connections, after which nothing is granted or renewed here. Then the mark goes too, although handles
-    /// may be left: the last connection takes the log and the lock area with it, so that whoever opens the database
-    /// again finds another identity, and would wait for this mark.
+    /// may be left: the last connection takes the log and the lock area with it, so that the next process that opens
+    /// the database finds another identity, and would wait for this mark.
     pub(super) async fn close(&self) {
         if self.connections.close().await {
             self.holds.lock().presence = None;

@@ -35,7 +35,7 @@ pub(super) fn understand(row: &SqliteRow, this_boot: &[u8], now: i64) -> Result<
     Ok(Standing::Held(Box::new(stored::holder(row.try_get(4)?, row.try_get(1)?, left))))
 }
 
-/// One of them, as its row says: fence, expiry and holder are in these columns.
+/// Reads the row of one of several holders: fence, expiry and holder are in these columns.
 pub(super) fn share(
     row: &SqliteRow,
     [fence, expires, holder]: [usize; 3],

@@ -154,7 +154,8 @@ impl SqliteStatements {
     }
 }
 
-/// The statements, in which `?1` is now, `?2` the list, `?3` the boot, and `?4` the least fence.
+/// The statements for several rows at once, in which `?1` is now, `?2` the list, `?3` the boot, and `?4` the least
+/// fence.
 #[derive(Debug)]
 pub(super) struct BatchStatements {
     /// Takes all rows and gives their keys and fences, or changes nothing and gives no row.

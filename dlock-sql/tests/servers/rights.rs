@@ -151,6 +151,21 @@ async fn rights_on_a_whole_database_and_on_all_that_are_given_back_are_found_by_
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_whose_user_has_no_rights_any_more_refuses_what_is_new_and_keeps_what_it_holds() {
+    let db = <MysqlServer as Db>::start();
+    db.backend().await;
+    db.make_user("app", "SELECT, INSERT, UPDATE");
+    let sessions = locks(MysqlSessions::connect(&db.url_as("app", "right")).await.unwrap());
+    let guard = take(&sessions, "kept").await;
+    // Without any right to it the database cannot be entered either.
+    db.query("REVOKE SELECT, INSERT, UPDATE ON dlock FROM app@'%'");
+    let refused = once(&sessions, "new").acquire().await;
+    is_error(refused, ErrorKind::Denied, &["GRANT SELECT, INSERT, UPDATE"]);
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
+
 /// Rights on the database count at once; a connection that knows nothing of those on all is replaced.
 async fn until_granted(on: &str, lock: impl Fn() -> Lock) {
     let mut refusals = 0;

@@ -282,6 +282,22 @@ mod in_time {
             );
         }
     }
+
+    #[tokio::test]
+    async fn doctor_finds_a_session_whose_proof_of_life_is_not_answered_and_asks_the_servers_all_the_same() {
+        let on = Proxied::start();
+        let locks = on.locks(LONG).await;
+        locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+        on.proxy.set(Direction::ToClient, Flow::Hold);
+        let findings = locks.diagnose().await.unwrap();
+        let of = |subject| findings.iter().filter(|finding| finding.subject == subject).count();
+        assert_eq!(of("session"), 1, "{findings:?}");
+        let address = on.proxy.address().to_string();
+        assert!(findings.iter().any(|finding| finding.found.contains(&address)), "{findings:?}");
+        on.proxy.set(Direction::ToClient, Flow::Pass);
+        let findings = locks.diagnose().await.unwrap();
+        assert!(findings.iter().all(|finding| finding.subject != "session"), "{findings:?}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use dlock_testkit::claim_request;
 /// No time of a history is nearer than this to one at which something ends: the store and the rules read the clock at
 /// different moments of a step.
 const MARGIN: Duration = Duration::from_millis(400);
-/// A step that took longer is none that can be compared.
+/// A step that took longer cannot be compared.
 const LONGEST: Duration = Duration::from_millis(300);
 /// How many claims a key has at the most.
 const CLAIMS: usize = 8;
@@ -25,8 +25,8 @@ pub trait StoreClock: Send {
     fn advance(&mut self, by: Duration);
 }
 
-/// Has the backend and the rules carry out the same steps at the same times, and returns how many: fewer where the
-/// machine was too busy for one to be compared.
+/// Has the backend and the rules carry out each step of a history at one time, and returns how many steps: fewer where
+/// the machine was too busy for one to be compared.
 ///
 /// # Panics
 ///

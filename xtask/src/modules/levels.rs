@@ -13,7 +13,7 @@ const GROUND: &str = "the files beside lib.rs";
 /// What still leads upwards: the module that uses, and the one that is used. The list only gets shorter.
 const KNOWN: &[(&str, &str)] = &[];
 
-/// Returns which modules use others above them, but for those that are known; and which of these do not any more.
+/// Returns which modules use others above them, but for the known ones; and which known ones no longer do so.
 pub(super) fn wrong_in(arrows: &Arrows) -> Vec<String> {
     wrong_but_for(arrows, KNOWN)
 }

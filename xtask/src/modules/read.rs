@@ -34,7 +34,8 @@ impl Modules {
             let is_export = last_line.trim_start().starts_with("pub");
             for (path, name) in expand(import.trim_end_matches(';')) {
                 let path = absolute(&module, &path);
-                if is_export {
+                // The names that a glob exports are not resolved: the module counts as using their origin.
+                if is_export && name != "*" {
                     exported.insert(name.clone());
                 } else {
                     uses.push(path.clone());
@@ -88,8 +89,7 @@ fn code<'a>(lines: &mut impl Iterator<Item = &'a str>, end: Option<&str>) -> Str
             Some((visibility, name)) if visibility.is_empty() || visibility.starts_with("pub") => {
                 let inner = self::code(lines, Some(&end));
                 if name != "tests" {
-                    let outward = inner.replace("super::super::", "\0").replace("super::", "self::");
-                    code.push_str(&outward.replace('\0', "super::"));
+                    code.push_str(&outward(&inner));
                 }
             }
             _ if item.starts_with("//") => {}
@@ -100,6 +100,21 @@ fn code<'a>(lines: &mut impl Iterator<Item = &'a str>, end: Option<&str>) -> Str
         }
     }
     code
+}
+
+/// Returns the code of a module inside a file with the paths that the file's own module would write.
+fn outward(inner: &str) -> String {
+    let (marked, mut outward) = (inner.replace("super::", "\0"), String::new());
+    for part in marked.split_inclusive(|c| c != '\0') {
+        let rest = part.trim_start_matches('\0');
+        match part.len() - rest.len() {
+            0 => {}
+            1 => outward.push_str("self::"),
+            supers => outward.push_str(&"super::".repeat(supers - 1)),
+        }
+        outward.push_str(rest);
+    }
+    outward
 }
 
 fn begins_an_item(before: &str) -> bool {

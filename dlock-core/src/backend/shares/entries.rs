@@ -5,8 +5,8 @@ use crate::fence::Fence;
 use crate::mode::{Mode, PREFERENCE};
 use crate::token::Token;
 
-/// One who holds a key, alone or with others. `D` is what the store keeps of the holder beside that: its name, a line
-/// of text, nothing.
+/// A holder of a key, alone or with others. `D` is what the store keeps of the holder beside that: its name, a line of
+/// text, nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HolderEntry<D> {
     /// The mark of the claim that holds it.

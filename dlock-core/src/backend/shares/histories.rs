@@ -175,7 +175,7 @@ impl History {
         assert_eq!(before, self.state, "a repeated request changes nothing");
     }
 
-    /// The same state as a store loads it that sums up those that a step does not name.
+    /// Returns the state as a store loads it that sums up the entries that a step does not name.
     fn in_parts(&self, request: &LockRequest) -> KeyState<()> {
         let mut parts = KeyState::new()
             .with_permits(self.state.stored_permits())

@@ -64,7 +64,7 @@ pub enum Verdict {
     Free,
     /// The token holds the key already.
     Held,
-    /// Those who hold the key leave no room, unless somebody leaves before the first of them ends.
+    /// Those who hold the key leave no room, unless a holder leaves before the first of them ends.
     Taken(Timestamp),
     /// There is room, and another claim's preference or turn keeps this one out until then.
     KeptOut(Timestamp),
@@ -78,7 +78,7 @@ pub enum Verdict {
 pub enum Answer {
     /// The claim holds the key.
     Granted(Granted),
-    /// Not before this moment, unless somebody leaves.
+    /// Not before this moment, unless a holder leaves.
     Busy {
         /// When it may be free.
         until: Timestamp,

@@ -366,7 +366,7 @@ impl<D> KeyState<D> {
         Ok(Some(before))
     }
 
-    /// The one who holds the key alone.
+    /// Returns the entry that holds the key alone.
     fn alone(&self, now: Timestamp) -> Option<&HolderEntry<D>> {
         self.holders(now).find(|entry| entry.mode == Mode::Exclusive)
     }
@@ -375,7 +375,7 @@ impl<D> KeyState<D> {
         self.holders.iter_mut().find(|entry| entry.token == *token && entry.expires > now)
     }
 
-    /// How many readers or permits there are in use, and when the first of them ends.
+    /// Returns how many readers or permits there are in use, and when the first of them ends.
     fn taken(&self, now: Timestamp) -> (u32, Option<Timestamp>) {
         let others = self.others.map(|others| (others.taken, others.first_end));
         let all = self.holders(now).map(|entry| (entry.mode.taken(), entry.expires)).chain(others);

@@ -117,7 +117,11 @@ impl MemoryClaim {
             return false;
         }
         // An attempt that would fail is worth making: its caller gets the error.
-        let judged = state.keys.get(&request.key).map(|stored| stored.judge(&request.to_lock_request(), now));
+        let judged = state.keys.get_mut(&request.key).map(|stored| {
+            // The state keeps the first in line as of the last attempt, which may have left since.
+            stored.set_first_in_queue(first);
+            stored.judge(&request.to_lock_request(), now)
+        });
         !matches!(judged, Some(Verdict::Taken(_) | Verdict::KeptOut(_)))
     }
 }

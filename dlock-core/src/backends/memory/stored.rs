@@ -65,7 +65,7 @@ impl Keys {
         self.states.entry(key.clone()).or_default()
     }
 
-    /// Returns all who hold a key, and who hold which key.
+    /// Returns all holders, each with its key.
     pub(super) fn holders(&self, now: Timestamp) -> impl Iterator<Item = (&Key, &HolderEntry<HolderDetail>)> {
         self.states.iter().flat_map(move |(key, state)| state.holders(now).map(move |entry| (key, entry)))
     }
@@ -88,7 +88,7 @@ impl Keys {
     }
 }
 
-/// The answer to one who wants it before then.
+/// Returns the answer to a claim that is refused until then.
 pub(super) fn busy(state: &Stored, until: Timestamp, now: Timestamp) -> Busy {
     let holder = state.first_to_end(now).map(|entry| Box::new(holder(entry, now)));
     Busy { retry_after: (until > now).then(|| until.since(now)), holder, ..Busy::default() }

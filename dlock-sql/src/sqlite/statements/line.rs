@@ -96,7 +96,7 @@ impl First {
         Some(Self { place, until, token: parts.next()?.to_owned() })
     }
 
-    /// The same for the rules; none of a token that is none.
+    /// Returns the entry of this waiter for the rules; `None` where its row has no token.
     pub(in crate::sqlite) fn to_entry(&self) -> Option<QueueEntry> {
         Some(QueueEntry { token: Token::from_hex(&self.token)?, alive_until: time::timestamp(self.until) })
     }
