@@ -71,7 +71,9 @@ pub(crate) mod tests {
     use std::fmt;
     use std::sync::Mutex;
 
-    use dlock::backend::{Backend, BoxedFuture, Capabilities, ClaimRequest, LockId, Occupancy};
+    use dlock::backend::{
+        Administration, Backend, BoxedFuture, Capabilities, ClaimRequest, LockId, Occupancy, boxed,
+    };
     use dlock::{Failure, Guard, Key, Memory, Quorum};
 
     use super::*;
@@ -110,14 +112,25 @@ pub(crate) mod tests {
             self.0.occupancy(key).await
         }
 
-        async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-            self.pass_on().await;
-            self.0.force_release(key).await
+        fn administration(&self) -> Option<&dyn Administration> {
+            Some(self)
+        }
+    }
+
+    impl<B: Backend + Clone> Administration for PassesOn<B> {
+        fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+            self.inner().holders()
         }
 
-        async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-            self.pass_on().await;
-            self.0.force_release_of(key, seen).await
+        fn force_release(
+            &self,
+            key: Key,
+            seen: Option<Vec<Holder>>,
+        ) -> BoxedFuture<'_, Result<Forced, Failure>> {
+            boxed(async move {
+                self.pass_on().await;
+                self.inner().force_release(key, seen).await
+            })
         }
     }
 
@@ -128,6 +141,10 @@ pub(crate) mod tests {
     }
 
     impl<B: Backend + Clone> PassesOn<B> {
+        fn inner(&self) -> &dyn Administration {
+            self.0.administration().unwrap()
+        }
+
         async fn pass_on(&self) {
             let passed = self.1.lock().unwrap().pop();
             if let Some(passed) = passed {

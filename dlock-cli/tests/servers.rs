@@ -291,6 +291,32 @@ fn the_doctor_finds_a_table_of_postgresql_that_loses_or_changes_what_is_written(
 }
 
 #[test]
+fn the_doctor_finds_what_keeps_a_user_of_postgresql_from_rows_or_from_notifying() {
+    let server = PostgresServer::start().unwrap();
+    let owner = Store::at(&format!("{}&migrate=true", server.url()));
+    let (severity, all) = doctor(&owner, doctor_code(&owner));
+    assert_eq!(["rules", "row_security", "pg_notify", "standbys"].map(severity), ["fine"; 4], "{all}");
+    server.query("CREATE ROLE app LOGIN PASSWORD 'secret'; GRANT ALL ON dlock TO app");
+    server.query("CREATE RULE mute AS ON DELETE TO dlock DO INSTEAD NOTHING");
+    server.query("ALTER TABLE dlock ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON dlock USING (true)");
+    server.query("REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC");
+    let (severity, all) = doctor(&Store::at(&server.url_as("app", "secret")), 78);
+    assert_eq!(["rules", "row_security", "pg_notify"].map(severity), ["danger"; 3], "{all}");
+}
+
+#[test]
+fn the_doctor_finds_that_no_synchronous_standby_is_there() {
+    let server = PostgresServer::options().setting("synchronous_commit", "on").start().unwrap();
+    drop(Store::at(&format!("{}&migrate=true", server.url())).dlock(["ping"]).done());
+    server.query("ALTER SYSTEM SET synchronous_standby_names = 'away'");
+    server.query("SELECT pg_reload_conf()");
+    let store = Store::at(&server.url());
+    until("the server has read its settings again", || {
+        doctor(&store, doctor_code(&store)).0("standbys") == "danger"
+    });
+}
+
+#[test]
 fn the_doctor_finds_a_redis_that_refuses_what_is_written() {
     let server = RedisServer::start().unwrap();
     let store = Store::at(&server.url());

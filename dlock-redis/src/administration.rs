@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Forced, Mode, Occupancy, within};
+use dlock_core::backend::{Administration, BoxedFuture, Forced, Mode, Occupancy, boxed, within};
 use dlock_core::{Failure, Holder, Key};
 use redis::Value;
 
@@ -18,6 +18,26 @@ use crate::servers::Node;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How many names a server looks at for one answer, so that it does not keep others waiting.
 const AT_ONCE: usize = 1_000;
+
+impl Administration for Client {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        boxed(holders(self))
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        boxed(async move {
+            match seen {
+                Some(seen) => force_release_of(self, &key, &seen).await,
+                None if force_release(self, &key).await? => Ok(Forced::Released),
+                None => Ok(Forced::Free),
+            }
+        })
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        boxed(async move { resize(self, &key, permits).await })
+    }
+}
 
 /// Who holds one lock; of several the first that the server tells of.
 pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>, Failure> {
@@ -82,7 +102,7 @@ async fn look_again(client: &Client, names: &Names, kind: Again, by: Respondent)
 }
 
 /// Takes a lock away from whoever holds it; whether anybody did.
-pub(crate) async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
+async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
     let names = client.names(key);
     let call = |number| client.format.force(&names, client.among_data, &[], number);
     let kind = match client.ask(names.slot, call).await {
@@ -95,7 +115,7 @@ pub(crate) async fn force_release(client: &Client, key: &Key) -> Result<bool, Fa
 }
 
 /// Takes a lock away from those who were seen to hold it, if nobody else does.
-pub(crate) async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
     let names = client.names(key);
     // What is read now is what the server compares with: no holder has it that comes later.
     let Looked { occupancy, identities, kind } = look(client, &names, Respondent::Master).await?;
@@ -117,7 +137,7 @@ pub(crate) async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]
 }
 
 /// Changes the number of permits of a semaphore; returns what it was.
-pub(crate) async fn resize(client: &Client, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+async fn resize(client: &Client, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
     let names = client.names(key);
     let resized = client.ask(names.slot, |number| client.format.resize(&names.lock, permits, number)).await?;
     let asked = Mode::Permits { of: permits, take: 1 };
@@ -130,7 +150,7 @@ fn senseless() -> Failure {
 }
 
 /// All locks that are held, from all servers.
-pub(crate) async fn holders(client: &Client) -> Result<Vec<(Key, Holder)>, Failure> {
+async fn holders(client: &Client) -> Result<Vec<(Key, Holder)>, Failure> {
     let mut held = Vec::new();
     for node in client.servers.masters().await? {
         holders_at(client, &node, &mut held).await?;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, Forced, LockId, Occupancy, RequestClock,
-    ServerAddress, boxed,
+    Administration, Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId, Occupancy,
+    RequestClock, ServerAddress, boxed,
 };
 use dlock_core::{DataVersion, Error, Failure, Fence, Holder, Key, Operation, Result, VersionCheck, keeper};
 use futures_util::FutureExt;
@@ -248,8 +248,7 @@ impl Backend for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities =
-            Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_administration();
+        let capabilities = Capabilities::basic().with_fencing().with_notifications(SAFETY_NET);
         let (format, capabilities) = (&self.0.format, capabilities.with_permits());
         let capabilities = match format.has_readers() {
             true => capabilities.with_sharing().with_downgrading(),
@@ -284,24 +283,12 @@ impl Backend for Redis {
         administration::inspect(&self.0, key).await
     }
 
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        administration::holders(&self.0).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        administration::force_release(&self.0, key).await
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        administration::force_release_of(&self.0, key, seen).await
-    }
-
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         administration::occupancy(&self.0, key).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        administration::resize(&self.0, key, permits).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        Some(&*self.0)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {

@@ -1,6 +1,6 @@
 //! One claim on one lock.
 //!
-//! | `held` | `unanswered` | what the server may have | `withdraw` |
+//! | `held` | `in_flight` | what the server may have | `withdraw` |
 //! |---|---|---|---|
 //! | no | empty | nothing; a place among those who wait, if `waits_for_all` | settles |
 //! | no | attempts | the lock, by one of them | follows each attempt on its connection: settles, or is an error and repeated |
@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Validity, Withdrawal,
+    Attempt, Busy, Claim, ClaimRequest, Grant, InFlight, Mode, Renewed, RequestClock, Signal, Validity,
+    Withdrawal,
 };
 use dlock_core::{ErrorKind, Failure, Fence, Holder};
 use futures_util::FutureExt;
@@ -39,7 +40,7 @@ use crate::servers::{Reply, Untracked};
 use crate::tracking::{Probes, TRACKED_AFTER, TrackedLock};
 
 use self::answers::{senseless, withdrawn, without_fence};
-use self::in_flight::{InFlight, InFlightAttempts};
+use self::in_flight::{Overdue, Sent};
 use self::line::Line;
 pub(crate) use batch::attempt_all;
 
@@ -55,9 +56,9 @@ pub struct RedisClaim {
     contended: bool,
     /// The lock was granted, and not withdrawn since.
     held: bool,
-    unanswered: InFlightAttempts,
+    in_flight: InFlight<Sent>,
     /// Where the answer to a renewal or a withdrawal did not come.
-    overdue: InFlight,
+    overdue: Overdue,
     listener: Option<Listener>,
     /// Where it waits in line.
     line: Line,
@@ -81,8 +82,8 @@ impl RedisClaim {
             reserves: 1,
             contended: false,
             held: false,
-            unanswered: InFlightAttempts::default(),
-            overdue: InFlight::default(),
+            in_flight: InFlight::default(),
+            overdue: Overdue::default(),
             listener: None,
             line: Line::default(),
             downgraded: false,
@@ -165,7 +166,7 @@ impl RedisClaim {
     /// Carries out a step that may take the lock.
     async fn acquire_by(&mut self, request: &Request) -> Result<Reply, Failure> {
         let (command, patience) = (Command::of(request), self.patience());
-        self.client.servers.carry_out(command, patience, &mut self.unanswered).await
+        self.client.servers.carry_out(command, patience, &mut self.in_flight).await
     }
 
     /// Carries out a step on what is held.
@@ -264,7 +265,7 @@ impl RedisClaim {
             Err(failure) => return Err(failure.of_worthless_grant()),
         };
         let reply = match self.acquire_in_split_slot(request, fence).await {
-            Err(failure) if self.unanswered.is_empty() => return Err(failure.of_worthless_grant()),
+            Err(failure) if self.in_flight.is_empty() => return Err(failure.of_worthless_grant()),
             reply => reply?,
         };
         match &reply.answer {
@@ -385,14 +386,15 @@ impl Claim for RedisClaim {
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         (self.listener, self.signal, self.tracked) = (None, None, None);
         let is_share = self.is_share();
-        if !self.held && !self.unanswered.is_empty() {
+        if !self.held && !self.in_flight.is_empty() {
             // Those that follow attempts on their connections are under way for longer than this call. Nobody has the
             // lock by this claim, most times: it is not passed on.
             let request = self.request_by(is_share, Step::Withdraw { passes_on: false });
             let request = Request { clock: None, ..request };
             let limit = (self.request.lease, self.patience());
             let withdrawal =
-                Box::pin(self.unanswered.withdraw(&self.client.servers, &request, limit)).await?;
+                Box::pin(in_flight::withdraw(&mut self.in_flight, &self.client.servers, &request, limit))
+                    .await?;
             self.waits_for_all &= !(is_share && withdrawal.settled);
             return Ok(withdrawal);
         }
@@ -408,7 +410,7 @@ impl Claim for RedisClaim {
         self.waits_for_all &= !is_share;
         let withdrawal = withdrawn(&reply.answer)?;
         // An earlier attempt may still arrive, and would take the lock again.
-        Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })
+        Ok(if self.in_flight.is_empty() { withdrawal } else { withdrawal.unsettled() })
     }
 
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
@@ -422,11 +424,11 @@ impl Claim for RedisClaim {
         let reply = self.client.servers.carry_out(command, self.patience(), &mut Untracked).await?;
         self.held = false;
         let withdrawal = withdrawn(&reply.answer)?;
-        Ok(if self.unanswered.is_empty() { withdrawal } else { withdrawal.unsettled() })
+        Ok(if self.in_flight.is_empty() { withdrawal } else { withdrawal.unsettled() })
     }
 
     fn is_clean(&self) -> bool {
-        !self.held && self.unanswered.is_empty() && !self.waits_for_all
+        !self.held && self.in_flight.is_empty() && !self.waits_for_all
     }
 }
 

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Finding, Forced, LockId, Occupancy, ServerAddress};
+use dlock_core::backend::{
+    Administration, BoxedFuture, ClaimRequest, Finding, Forced, LockId, Occupancy, ServerAddress, boxed,
+};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 use sqlx::Pool;
 
@@ -135,7 +137,6 @@ impl<S: LeaseTable> Backend for LeaseRows<S> {
         let (shortest, longest) = S::POLLING;
         let basic = Capabilities::basic()
             .with_fencing()
-            .with_administration()
             .with_leaving()
             .with_handing_over()
             .with_handing_over_of_shares()
@@ -170,24 +171,8 @@ impl<S: LeaseTable> Backend for LeaseRows<S> {
         asked(async move { rows.occupancy(&key).await }).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        let (rows, key) = (Arc::clone(&self.0), key.clone());
-        asked(async move { rows.resize(&key, permits).await }).await
-    }
-
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        let rows = Arc::clone(&self.0);
-        asked(async move { rows.holders().await }).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        let (rows, key) = (Arc::clone(&self.0), key.clone());
-        asked(async move { rows.force(&key).await }).await
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        let (rows, key, seen) = (Arc::clone(&self.0), key.clone(), seen.to_vec());
-        asked(async move { rows.force_of(&key, &seen).await }).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        Some(self)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
@@ -197,6 +182,23 @@ impl<S: LeaseTable> Backend for LeaseRows<S> {
 
     async fn close(&self) {
         self.0.close().await;
+    }
+}
+
+impl<S: LeaseTable> Administration for LeaseRows<S> {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        let rows = Arc::clone(&self.0);
+        boxed(asked(async move { rows.holders().await }))
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        let rows = Arc::clone(&self.0);
+        boxed(asked(async move { rows.force(&key, seen.as_deref()).await }))
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        let rows = Arc::clone(&self.0);
+        boxed(asked(async move { rows.resize(&key, permits).await }))
     }
 }
 

@@ -137,16 +137,14 @@ impl<S: LeaseTable> Rows<S> {
         }
     }
 
-    /// Frees the lock whoever has it.
-    pub(crate) async fn force(&self, key: &Key) -> Result<bool, Failure> {
+    /// Frees the lock whoever has it, or only if all who have it were seen. Every grant changes the row of the key,
+    /// which is read first then, and compared with in the statement that frees it.
+    pub(crate) async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
         self.ready(QUESTION).await?;
-        self.connections.ask(Force(key.clone(), None), QUESTION).await
-    }
-
-    /// Frees the lock if all who have it were seen. Every grant changes the row of the key, which is read first and
-    /// compared with in the statement that frees it.
-    pub(crate) async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        self.ready(QUESTION).await?;
+        let Some(seen) = seen else {
+            let held = self.connections.ask(Force(key.clone(), None), QUESTION).await?;
+            return Ok(if held { Forced::Released } else { Forced::Free });
+        };
         for _ in 0..LOOKS {
             let identity = self.connections.ask(Identify(key.clone()), QUESTION).await.map_err(unchanged)?;
             let now = self.occupancy(key).await?.holders;

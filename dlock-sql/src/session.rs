@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Finding, Forced, Grant, LockId, Renewed, RequestClock, ServerAddress,
-    Signal, Validity, Withdrawal,
+    Administration, Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Renewed, RequestClock,
+    ServerAddress, Signal, Validity, Withdrawal,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 
@@ -157,7 +157,7 @@ impl<M: Strategy> Backend for Sessions<M> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let basic = Capabilities::basic().with_session().with_administration();
+        let basic = Capabilities::basic().with_session();
         let basic = if self.others.server().counts() { basic.with_fencing() } else { basic };
         basic.with_polling(POLLING.0, POLLING.1).with_notifications(SAFETY_NET)
     }
@@ -181,19 +181,8 @@ impl<M: Strategy> Backend for Sessions<M> {
         asked(async move { sessions.holder(&key).await }).await
     }
 
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        let sessions = self.clone();
-        asked(async move { sessions.list().await }).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        let (sessions, key) = (self.clone(), key.clone());
-        asked(async move { Ok(sessions.force(&key, None).await? == Forced::Released) }).await
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        let (sessions, key, seen) = (self.clone(), key.clone(), seen.to_vec());
-        asked(async move { sessions.force(&key, Some(&seen)).await }).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        Some(self)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {

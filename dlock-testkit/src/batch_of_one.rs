@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, Forced, LockId, NodeState,
-    Occupancy, Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
+    Administration, Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, LockId,
+    NodeState, Occupancy, Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -80,28 +80,12 @@ impl<B: Backend> Backend for BatchOfOne<B> {
         self.0.inspect(key).await
     }
 
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.0.holders().await
-    }
-
-    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        self.0.waiters(key).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        self.0.force_release(key).await
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        self.0.force_release_of(key, seen).await
-    }
-
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.0.occupancy(key).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        self.0.resize(key, permits).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        self.0.administration()
     }
 
     async fn ping(&self) -> Result<(), Failure> {

@@ -222,13 +222,13 @@ pub enum Needs {
     Lease,
     /// A lease, and fences.
     LeaseAndFences,
-    /// [`Capabilities::administered`].
+    /// An [`Administration`](dlock_core::backend::Administration): [`Capabilities::administered`].
     Administration,
     /// [`Capabilities::administered`], and fences.
     AdministrationAndFences,
     /// [`Capabilities::administered`], and a lease.
     LeaseAndAdministration,
-    /// [`Capabilities::shows_waiters`].
+    /// An [`Administration`](dlock_core::backend::Administration) with waiters: [`Capabilities::shows_waiters`].
     Waiters,
     /// [`Capabilities::shared`].
     Shared,
@@ -458,7 +458,8 @@ fn reason(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "it panicked".to_owned())
 }
 
-/// The cases that a backend without [`Capabilities::administered`] leaves out, for [`Harness::left_out`].
+/// The cases that a backend without an [`Administration`](dlock_core::backend::Administration) leaves out, for
+/// [`Harness::left_out`].
 pub const ADMINISTRATION: &[&str] = &[
     "the_list_of_holders_has_every_lock_that_is_held_and_no_other",
     "the_list_names_keys_of_any_text_as_they_are",

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dlock_core::backend::{
-    BatchAttempt, ClaimRequest, Finding, Forced, LockId, MOST_PERMITS, Mode, Mutex, NodeState, Occupancy,
-    ServerAddress,
+    Administration, BatchAttempt, BoxedFuture, ClaimRequest, Finding, Forced, LockId, MOST_PERMITS, Mode,
+    Mutex, NodeState, Occupancy, ServerAddress, Unadministered, boxed,
 };
 use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
 
@@ -187,7 +187,11 @@ impl<B: Backend> Mutant<B> {
                 break;
             }
         }
-        Ok(if self.backend.force_release(key).await? { Forced::Released } else { Forced::Free })
+        self.sound().force_release(key.clone(), None).await
+    }
+
+    fn sound(&self) -> &dyn Administration {
+        self.backend.administration().unwrap_or(&Unadministered)
     }
 
     fn key(&self, key: &Key) -> Key {
@@ -264,40 +268,12 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
         Ok(holder.filter(|_| self.mutation != Mutation::HidesTheHolder))
     }
 
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        let mut held = self.backend.holders().await?;
-        if self.mutation == Mutation::ListsOneHolder {
-            held.truncate(1);
-        }
-        Ok(held)
-    }
-
-    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        self.backend.waiters(&self.key(key)).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        match self.mutation {
-            Mutation::ForcesNothing => Ok(self.backend.inspect(key).await?.is_some()),
-            _ => self.backend.force_release(&self.key(key)).await,
-        }
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        match self.mutation {
-            Mutation::ForcesWhoever if self.backend.force_release(key).await? => Ok(Forced::Released),
-            Mutation::ForcesWhoever => Ok(Forced::Free),
-            Mutation::LooksAndForces => self.look_and_force(key, seen).await,
-            _ => self.backend.force_release_of(&self.key(key), seen).await,
-        }
-    }
-
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.backend.occupancy(&self.key(key)).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        self.backend.resize(&self.key(key), permits).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        self.backend.administration().map(|_| self as &dyn Administration)
     }
 
     async fn ping(&self) -> Result<(), Failure> {
@@ -314,5 +290,40 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
 
     async fn close(&self) {
         self.backend.close().await;
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: Backend + Clone> Administration for Mutant<B> {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        boxed(async move {
+            let mut held = self.sound().holders().await?;
+            if self.mutation == Mutation::ListsOneHolder {
+                held.truncate(1);
+            }
+            Ok(held)
+        })
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        match (self.mutation, seen) {
+            (Mutation::ForcesNothing, None) => boxed(async move {
+                let held = self.backend.inspect(&key).await?.is_some();
+                Ok(if held { Forced::Released } else { Forced::Free })
+            }),
+            (Mutation::ForcesWhoever, Some(_)) => self.sound().force_release(key, None),
+            (Mutation::LooksAndForces, Some(seen)) => {
+                boxed(async move { self.look_and_force(&key, &seen).await })
+            }
+            (_, seen) => self.sound().force_release(self.key(&key), seen),
+        }
+    }
+
+    fn waiters(&self, key: Key) -> Option<BoxedFuture<'_, Result<Vec<Holder>, Failure>>> {
+        self.sound().waiters(self.key(&key))
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        self.sound().resize(self.key(&key), permits)
     }
 }

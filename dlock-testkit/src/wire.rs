@@ -14,7 +14,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, BatchAttempt, ClaimRequest, Finding, Forced, LockId, Mutex, NodeState, Occupancy, ServerAddress,
+    Administration, Attempt, BatchAttempt, BoxedFuture, ClaimRequest, Finding, Forced, LockId, Mutex,
+    NodeState, Occupancy, ServerAddress, Unadministered, boxed,
 };
 use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
 use tokio::runtime::Handle;
@@ -417,52 +418,15 @@ impl<B: Backend> Backend for Wired<B> {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
-        let WiredShared { backend, wire, .. } = &*self.0;
-        wire.count(WireRequest::Inspect);
-        wire.there().await?;
-        wire.back(backend.inspect(key).await)
-    }
-
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        let WiredShared { backend, wire, .. } = &*self.0;
-        wire.count(WireRequest::Inspect);
-        wire.there().await?;
-        wire.back(backend.holders().await)
-    }
-
-    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        let WiredShared { backend, wire, .. } = &*self.0;
-        wire.count(WireRequest::Inspect);
-        wire.there().await?;
-        wire.back(backend.waiters(key).await)
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        let WiredShared { backend, wire, .. } = &*self.0;
-        wire.count(WireRequest::Withdraw);
-        wire.there().await?;
-        wire.back(backend.force_release(key).await)
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        let WiredShared { backend, wire, .. } = &*self.0;
-        wire.count(WireRequest::Withdraw);
-        wire.there().await?;
-        wire.back(backend.force_release_of(key, seen).await)
+        self.0.carry(WireRequest::Inspect, async { self.0.backend.inspect(key).await }).await
     }
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
-        let WiredShared { backend, wire, .. } = &*self.0;
-        wire.count(WireRequest::Inspect);
-        wire.there().await?;
-        wire.back(backend.occupancy(key).await)
+        self.0.carry(WireRequest::Inspect, async { self.0.backend.occupancy(key).await }).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        let WiredShared { backend, wire, .. } = &*self.0;
-        wire.count(WireRequest::Withdraw);
-        wire.there().await?;
-        wire.back(backend.resize(key, permits).await)
+    fn administration(&self) -> Option<&dyn Administration> {
+        self.0.backend.administration().map(|_| &*self.0 as &dyn Administration)
     }
 
     async fn ping(&self) -> Result<(), Failure> {
@@ -483,5 +447,43 @@ impl<B: Backend> Backend for Wired<B> {
 
     async fn close(&self) {
         self.0.backend.close().await;
+    }
+}
+
+impl<B: Backend> WiredShared<B> {
+    fn administration(&self) -> &dyn Administration {
+        self.backend.administration().unwrap_or(&Unadministered)
+    }
+
+    /// Nothing is sent before it is polled.
+    async fn carry<T>(
+        &self,
+        kind: WireRequest,
+        request: impl Future<Output = Result<T, Failure>> + Send,
+    ) -> Result<T, Failure> {
+        self.wire.count(kind);
+        self.wire.there().await?;
+        self.wire.back(request.await)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: Backend> Administration for WiredShared<B> {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        boxed(self.carry(WireRequest::Inspect, async { self.administration().holders().await }))
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        let force = async move { self.administration().force_release(key, seen).await };
+        boxed(self.carry(WireRequest::Withdraw, force))
+    }
+
+    fn waiters(&self, key: Key) -> Option<BoxedFuture<'_, Result<Vec<Holder>, Failure>>> {
+        Some(boxed(self.carry(WireRequest::Inspect, self.administration().waiters(key)?)))
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        let resize = async move { self.administration().resize(key, permits).await };
+        boxed(self.carry(WireRequest::Withdraw, resize))
     }
 }

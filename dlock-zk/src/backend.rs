@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Backend, Capabilities, ClaimRequest, Finding, Forced, LockId, Occupancy, RequestClock, ServerAddress,
-    boxed,
+    Administration, Backend, BoxedFuture, Capabilities, ClaimRequest, Finding, Forced, LockId, Occupancy,
+    RequestClock, ServerAddress, boxed,
 };
 use dlock_core::{Error, Failure, Fence, Holder, Key, Operation, Result, keeper};
 
@@ -185,9 +185,7 @@ impl Backend for ZooKeeper {
             .with_fairness()
             .with_notifications(SAFETY_NET)
             .with_session()
-            .with_durability()
-            .with_administration()
-            .with_waiters_shown();
+            .with_durability();
         let recipe = self.0.config().recipe;
         let capabilities = match recipe.has_readers() {
             true => capabilities.with_sharing().with_downgrading(),
@@ -214,29 +212,13 @@ impl Backend for ZooKeeper {
         Ok(administration::places(&self.0, key, Which::First).await?.1.pop())
     }
 
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        administration::holders(&self.0).await
-    }
-
-    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        Ok(administration::places(&self.0, key, Which::Waiting).await?.1)
-    }
-
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         let (permits, holders) = administration::places(&self.0, key, Which::Holding).await?;
         Ok(Occupancy::new(permits, holders))
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        administration::resize(&self.0, key, permits).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        Ok(administration::force(&self.0, key, None).await? == Forced::Released)
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        administration::force(&self.0, key, Some(seen)).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        Some(self)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
@@ -247,6 +229,24 @@ impl Backend for ZooKeeper {
 
     async fn close(&self) {
         self.0.close();
+    }
+}
+
+impl Administration for ZooKeeper {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        boxed(administration::holders(&self.0))
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        boxed(async move { administration::force(&self.0, &key, seen.as_deref()).await })
+    }
+
+    fn waiters(&self, key: Key) -> Option<BoxedFuture<'_, Result<Vec<Holder>, Failure>>> {
+        Some(boxed(async move { Ok(administration::places(&self.0, &key, Which::Waiting).await?.1) }))
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        boxed(async move { administration::resize(&self.0, &key, permits).await })
     }
 }
 

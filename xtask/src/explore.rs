@@ -33,11 +33,13 @@ pub(crate) fn schedules() -> Result<()> {
     cargo(["run", "--release", "--package", "dlock-schedules", "--", "--schedules", "10000"]).run()
 }
 
-/// The scripts of Redis against the rules of who may hold a lock, in longer histories than in the tests.
+/// The stores of several processes against the rules of who may hold a lock, in longer histories than in the tests.
 pub(crate) fn histories() -> Result<()> {
-    cargo(["test", "--package", "dlock-redis", "--test", "scenarios", "rules"])
-        .env("DLOCK_HISTORIES", "20000")
-        .run()
+    [("dlock-redis", "scenarios"), ("dlock-sql", "servers")].into_iter().try_for_each(|(package, tests)| {
+        cargo(["test", "--package", package, "--all-features", "--test", tests, "rules"])
+            .env("DLOCK_HISTORIES", "20000")
+            .run()
+    })
 }
 
 /// What stands in stores is made by a fuzzer, and read as each backend does.

@@ -227,6 +227,8 @@ struct Output {
     failed: Vec<String>,
     /// Programs that began to run tests and did not say how they ended.
     open: u64,
+    /// The lines that follow name what failed.
+    listing: bool,
 }
 
 impl Output {
@@ -235,10 +237,13 @@ impl Output {
         if line.starts_with("running ") && line.ends_with(['t', 's']) {
             self.open += 1;
         }
-        if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
-            let name = name.strip_suffix(" - should panic").unwrap_or(name);
-            // The conformance suites align what follows the names.
-            self.failed.push(name.trim_end().to_owned());
+        // The list at the end: what else is printed may get into the lines of tests that end one after the other.
+        if line == "failures:" {
+            self.listing = true;
+        } else if self.listing {
+            let name = line.strip_prefix("    ");
+            self.listing = name.is_some();
+            self.failed.extend(name.map(str::to_owned));
         }
         let Some((_, counts)) = line.split_once("test result: ").and_then(|(_, rest)| rest.split_once(". "))
         else {
@@ -277,8 +282,17 @@ mod tests {
             "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
             "running 4 tests",
             "test a_test ... ok",
-            "test module::another - should panic ... FAILED",
+            "test module::another - should panic ... thread 'of another test' panicked",
+            "FAILED",
             "test memory::a_case       ... ok",
+            "failures:",
+            "",
+            "---- module::another stdout ----",
+            "    at some line",
+            "",
+            "failures:",
+            "    module::another",
+            "",
             "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
         ]);
         assert_eq!((output.tests.passed, output.tests.failed), (5, 1));
@@ -288,8 +302,7 @@ mod tests {
 
     #[test]
     fn a_program_that_died_or_a_failure_without_a_name_is_not_run_again() {
-        assert_eq!(read(&["test memory::a_case       ... FAILED"]).failed, ["memory::a_case"]);
-        let died = ["running 1 test", "test a ... FAILED", "running 2 tests"];
+        let died = ["running 1 test", "failures:", "    a", "", "running 2 tests"];
         let nameless = [
             "running 2 tests",
             "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",

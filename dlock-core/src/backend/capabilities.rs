@@ -1,6 +1,10 @@
-//! What a backend can do, as it says itself.
+//! What a backend can do.
 
 use std::time::Duration;
+
+use crate::backend::Administration;
+use crate::guarded::guard;
+use crate::key::Key;
 
 /// What a backend can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +24,10 @@ pub struct Capabilities {
     pub session_kept: bool,
     /// The servers do not forget a grant that they confirmed, also when they fail over or are started again.
     pub durable: bool,
-    /// [`Backend::holders`](crate::Backend::holders) and [`Backend::force_release`](crate::Backend::force_release)
-    /// work.
+    /// The holders of all locks can be listed, and a lock can be freed by force. The backend has an
+    /// [`Administration`]: this is found out when [`Locks`](crate::Locks) are built over it, whatever it says here.
     pub administered: bool,
-    /// [`Backend::waiters`](crate::Backend::waiters) works.
+    /// Those who wait for a lock can be listed. Found out likewise, by [`Administration::waiters`].
     pub shows_waiters: bool,
     /// Several may read at a time: [`Mode::Shared`](crate::backend::Mode::Shared).
     pub shared: bool,
@@ -82,6 +86,17 @@ impl Capabilities {
         self
     }
 
+    /// What the backend lets operators do.
+    pub(crate) fn administered_by(mut self, administration: Option<&dyn Administration>) -> Self {
+        let any_key = Key::new("dlock-ping").ok();
+        let shows_waiters =
+            |(administration, key): (&dyn Administration, _)| administration.waiters(key).is_some();
+        let waiters = guard(|| administration.zip(any_key).is_some_and(shows_waiters));
+        self.administered = administration.is_some();
+        self.shows_waiters = waiters.unwrap_or(false);
+        self
+    }
+
     /// Adds fences.
     #[must_use]
     pub const fn with_fencing(mut self) -> Self {
@@ -122,20 +137,6 @@ impl Capabilities {
     #[must_use]
     pub const fn with_durability(mut self) -> Self {
         self.durable = true;
-        self
-    }
-
-    /// Says that it lists its holders and frees a lock by force.
-    #[must_use]
-    pub const fn with_administration(mut self) -> Self {
-        self.administered = true;
-        self
-    }
-
-    /// Says that it tells who waits.
-    #[must_use]
-    pub const fn with_waiters_shown(mut self) -> Self {
-        self.shows_waiters = true;
         self
     }
 

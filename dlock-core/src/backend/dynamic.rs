@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, Forced, LockId, NodeState,
-    Occupancy, Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
+    Administration, Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, Forced,
+    LockId, NodeState, Occupancy, Renewed, RequestClock, ServerAddress, Signal, Unadministered, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -83,16 +83,8 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
         claims: Vec<&'a mut Box<dyn DynClaim>>,
     ) -> BackendStep<'a, Result<BatchAttempt, Failure>>;
     fn inspect<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Option<Holder>, Failure>>;
-    fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>>;
-    fn waiters<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Vec<Holder>, Failure>>;
-    fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>>;
-    fn force_release_of<'a>(
-        &'a self,
-        key: &'a Key,
-        seen: &'a [Holder],
-    ) -> BackendStep<'a, Result<Forced, Failure>>;
     fn occupancy<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Occupancy, Failure>>;
-    fn resize<'a>(&'a self, key: &'a Key, permits: u32) -> BackendStep<'a, Result<Option<u32>, Failure>>;
+    fn administration(&self) -> Option<&dyn Administration>;
     fn ping(&self) -> BackendStep<'_, Result<(), Failure>>;
     fn diagnose(&self) -> BackendStep<'_, Result<Vec<Finding>, Failure>>;
     fn nodes(&self) -> Vec<NodeState>;
@@ -154,34 +146,6 @@ impl<B: Backend> DynBackend for B {
         })
     }
 
-    fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>> {
-        BackendStep::new("holders", async move {
-            let mut holders = Backend::holders(self).await?;
-            holders.iter_mut().for_each(|(_, holder)| holder.bound());
-            Ok(holders)
-        })
-    }
-
-    fn waiters<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Vec<Holder>, Failure>> {
-        BackendStep::new("waiters", async move {
-            let mut waiters = Backend::waiters(self, key).await?;
-            waiters.iter_mut().for_each(Holder::bound);
-            Ok(waiters)
-        })
-    }
-
-    fn force_release<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<bool, Failure>> {
-        BackendStep::new("force_release", async move { Backend::force_release(self, key).await })
-    }
-
-    fn force_release_of<'a>(
-        &'a self,
-        key: &'a Key,
-        seen: &'a [Holder],
-    ) -> BackendStep<'a, Result<Forced, Failure>> {
-        BackendStep::new("force_release_of", async move { Backend::force_release_of(self, key, seen).await })
-    }
-
     fn occupancy<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Occupancy, Failure>> {
         BackendStep::new("occupancy", async move {
             let mut occupancy = Backend::occupancy(self, key).await?;
@@ -190,8 +154,8 @@ impl<B: Backend> DynBackend for B {
         })
     }
 
-    fn resize<'a>(&'a self, key: &'a Key, permits: u32) -> BackendStep<'a, Result<Option<u32>, Failure>> {
-        BackendStep::new("resize", async move { Backend::resize(self, key, permits).await })
+    fn administration(&self) -> Option<&dyn Administration> {
+        Backend::administration(self)
     }
 
     fn ping(&self) -> BackendStep<'_, Result<(), Failure>> {
@@ -208,6 +172,46 @@ impl<B: Backend> DynBackend for B {
 
     fn close(&self) -> BackendStep<'_, ()> {
         BackendStep::new("close", async move { Backend::close(self).await })
+    }
+}
+
+/// What operators ask. The engine and quorums ask it through these, which are steps like all others.
+impl dyn DynBackend + '_ {
+    pub(crate) fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        BackendStep::new("holders", async move {
+            let mut holders = self.administration_or_none().holders().await?;
+            holders.iter_mut().for_each(|(_, holder)| holder.bound());
+            Ok(holders)
+        })
+    }
+
+    pub(crate) fn waiters(&self, key: Key) -> BackendStep<'_, Result<Vec<Holder>, Failure>> {
+        BackendStep::new("waiters", async move {
+            let Some(asked) = self.administration_or_none().waiters(key) else {
+                return Err(Failure::unsupported("tell who waits for a lock"));
+            };
+            let mut waiters = asked.await?;
+            waiters.iter_mut().for_each(Holder::bound);
+            Ok(waiters)
+        })
+    }
+
+    pub(crate) fn force_release(
+        &self,
+        key: Key,
+        seen: Option<Vec<Holder>>,
+    ) -> BackendStep<'_, Result<Forced, Failure>> {
+        let force = async move { self.administration_or_none().force_release(key, seen).await };
+        BackendStep::new("force_release", force)
+    }
+
+    pub(crate) fn resize(&self, key: Key, permits: u32) -> BackendStep<'_, Result<Option<u32>, Failure>> {
+        let resize = async move { self.administration_or_none().resize(key, permits).await };
+        BackendStep::new("resize", resize)
+    }
+
+    fn administration_or_none(&self) -> &dyn Administration {
+        self.administration().unwrap_or(&Unadministered)
     }
 }
 
@@ -354,28 +358,12 @@ impl Backend for Erased {
         self.0.inspect(key).await
     }
 
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.0.holders().await
-    }
-
-    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        self.0.waiters(key).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        self.0.force_release(key).await
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        self.0.force_release_of(key, seen).await
-    }
-
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.0.occupancy(key).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        self.0.resize(key, permits).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        self.0.administration()
     }
 
     async fn ping(&self) -> Result<(), Failure> {

@@ -2,7 +2,8 @@
 //!
 //! A backend supplies primitives; waiting, deadlines, retries, renewal, loss, reentrancy and spans are written once, in
 //! this crate. To add a backend, implement [`Backend`] and [`Claim`] with plain `async fn`s, and run the conformance
-//! suite of `dlock-testkit` over it. [`Memory`](crate::Memory) is the reference implementation.
+//! suite of `dlock-testkit` over it. [`Memory`](crate::Memory) is the reference implementation. A backend that can list
+//! its locks, and take one away from its holder, implements [`Administration`] too.
 //!
 //! # The life of a claim
 //!
@@ -20,7 +21,9 @@
 //! 2. **Every await can be the last.** The engine drops the future of any step when the caller is dropped or a request
 //!    takes too long, and afterwards calls `attempt` or `withdraw` on the same claim. A request that is already on its
 //!    way may still be carried out; withdrawing must therefore follow it on the same connection where the
-//!    backend has one, so that it arrives later.
+//!    backend has one, so that it arrives later. [`InFlight`] keeps account of what may still arrive: by which way a
+//!    withdrawal has to follow, whether it [settles](Withdrawal::settled), and whether an attempt may find the claim's
+//!    own token, so that its answer says less than that of a first one.
 //! 3. **`Granted` counts from the attempt's own send.** The lease that is reported runs for at least its length from
 //!    the moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, report what
 //!    is left, or say from when it counts ([`Grant::proven_at`]) and how long it is at first, where that is less
@@ -49,6 +52,7 @@
 //!     [`sleep`], [`within`] and their like have timers of the engine's own, and
 //!     [`keeper::runtime`](crate::keeper::runtime) has I/O.
 
+mod administration;
 mod answers;
 mod backoff;
 mod boxed;
@@ -57,6 +61,7 @@ mod diagnosis;
 pub(crate) mod dynamic;
 mod entropy;
 mod host;
+pub mod in_flight;
 mod lock_id;
 pub mod notify;
 mod occupancy;
@@ -72,6 +77,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::runtime::Handle;
 
+pub use self::administration::{Administration, Unadministered};
 pub use self::answers::{Attempt, BatchAttempt, Busy, Forced, Grant, Renewed, Validity, Withdrawal};
 pub use self::backoff::Backoff;
 pub use self::boxed::{BoxedFuture, boxed};
@@ -79,6 +85,7 @@ pub use self::capabilities::Capabilities;
 pub use self::diagnosis::{Finding, NodeState, Severity};
 pub use self::entropy::Entropy;
 pub(crate) use self::host::{ClaimHost, Host};
+pub use self::in_flight::InFlight;
 pub use self::lock_id::LockId;
 pub use self::occupancy::Occupancy;
 pub use self::request_clock::RequestClock;
@@ -159,65 +166,6 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// A [`Failure`] when the backend cannot be asked.
     fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<Holder>, Failure>> + Send;
 
-    /// Lists all locks that are held, with their holders, in any order. The default cannot; see
-    /// [`Capabilities::administered`].
-    ///
-    /// # Errors
-    ///
-    /// A [`Failure`] when the backend cannot be asked.
-    fn holders(&self) -> impl Future<Output = Result<Vec<(Key, Holder)>, Failure>> + Send {
-        std::future::ready(Err(Failure::unsupported("list the holders of its locks")))
-    }
-
-    /// Lists who waits for `key`, the next one first, without the holder. The default cannot; see
-    /// [`Capabilities::shows_waiters`].
-    ///
-    /// # Errors
-    ///
-    /// A [`Failure`] when the backend cannot be asked.
-    fn waiters(&self, key: &Key) -> impl Future<Output = Result<Vec<Holder>, Failure>> + Send {
-        let _ = key;
-        std::future::ready(Err(Failure::unsupported("tell who waits for a lock")))
-    }
-
-    /// Frees `key` whoever holds it, and says whether anybody did. The next grant has a higher fence; those who wait
-    /// are notified as after a release. The default cannot; see [`Capabilities::administered`].
-    ///
-    /// # Errors
-    ///
-    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
-    fn force_release(&self, key: &Key) -> impl Future<Output = Result<bool, Failure>> + Send {
-        let _ = key;
-        std::future::ready(Err(Failure::unsupported("take a lock away from its holder")))
-    }
-
-    /// Frees `key` as [`force_release`](Self::force_release) does, if everybody who holds it is among `seen`: those
-    /// whom somebody was shown, as this backend returned them before. Which holds are the same, says
-    /// [`Holder::is_same_hold`].
-    ///
-    /// The server has to compare in the step that frees the key, so that nobody who comes in between loses what he was
-    /// granted. The default cannot: it looks, compares ([`Forced::without_release`]), and then calls `force_release`,
-    /// which takes the key from whoever is granted it between the two. A backend that is no better says so in its
-    /// documentation.
-    ///
-    /// # Errors
-    ///
-    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
-    fn force_release_of(
-        &self,
-        key: &Key,
-        seen: &[Holder],
-    ) -> impl Future<Output = Result<Forced, Failure>> + Send {
-        async move {
-            let now = self.occupancy(key).await?.holders;
-            match Forced::without_release(&now, seen) {
-                Some(answer) => Ok(answer),
-                None if self.force_release(key).await? => Ok(Forced::Released),
-                None => Ok(Forced::Free),
-            }
-        }
-    }
-
     /// Returns all who hold `key`, and how many permits it has if it is a semaphore. The default, for backends whose
     /// locks are held by one, asks [`inspect`](Self::inspect).
     ///
@@ -228,15 +176,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         async { Ok(Occupancy::new(None, self.inspect(key).await?.into_iter().collect())) }
     }
 
-    /// Gives the semaphore `key` so many permits, and returns how many it had; `None`, and nothing is changed, where no
-    /// semaphore is stored. Those that are taken stay so. The default cannot; see [`Capabilities::permits`].
-    ///
-    /// # Errors
-    ///
-    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
-    fn resize(&self, key: &Key, permits: u32) -> impl Future<Output = Result<Option<u32>, Failure>> + Send {
-        let _ = (key, permits);
-        std::future::ready(Err(Failure::unsupported("change the number of permits")))
+    /// Returns what operators ask of it; `None`, the default, when it can neither list its locks nor take one away. The
+    /// answer is the same for as long as the backend exists. A decorator that changes keys or answers returns an
+    /// administration of its own, and not that of its backend.
+    fn administration(&self) -> Option<&dyn Administration> {
+        None
     }
 
     /// Asks the server something cheap that it only answers when it could be asked for a lock. The default
@@ -380,7 +324,7 @@ pub trait Claim: Send + 'static {
     /// Releases the lock, and leaves its key taken for so long from now by the server's clock: owned by nobody, under
     /// the token [`left_behind`](Token::left_behind), with the line of its holder behind
     /// [`LEFT_BEHIND`]. Those who wait are notified as after a release. Nothing but time
-    /// and [`force_release`](Backend::force_release) ends it: neither a renewal nor a withdrawal of this claim.
+    /// and [`force_release`](Administration::force_release) ends it: neither a renewal nor a withdrawal of this claim.
     /// Idempotent: a request that is made again leaves the key once. Where the backend
     /// [hands locks over](Capabilities::hands_over) and finds what it left before, the key's end becomes the earlier
     /// of its own and so long from now, and it says that it was [`removed`](Withdrawal::removed). So a request that

@@ -66,9 +66,9 @@
 //!
 //! | rule | here | copies that differ |
 //! |---|---|---|
-//! | a repeated attempt of a token that holds permits, after a resize | keeps them | SQL servers: conflict |
 //! | an attempt to read under a token that holds the key alone, which no claim makes | keeps it alone | SQL servers: busy |
-//! | another claim's preference when a writer is granted the key | ends | SQL servers, and SQLite's statement: goes on |
+//! | another claim's preference when a writer is granted the key | ends | SQLite's statement: goes on |
+//! | a writer that asks for the first time, of a key that nobody holds, while another claim is preferred | kept out | databases: granted |
 //! | when a busy key may be free | when the first entry ends | Redis: a lower bound of that, and with a queue the later of preference and turn |
 //! | permits whose number is not asked for again after a baton was taken over | remembered as after a grant | Redis: no longer than before, or than the lease |
 //! | room | as many readers as ask | Redis: 10,000 holders; Redisson's format: 10,000 readers |

@@ -15,8 +15,8 @@ use foldhash::fast::RandomState;
 
 use crate::backend::shares::{Answer, Granted, HolderEntry, Verdict};
 use crate::backend::{
-    Attempt, Backend, BatchAttempt, Busy, Capabilities, ClaimRequest, Forced, Grant, LockId, Mode, Occupancy,
-    Validity,
+    Administration, Attempt, Backend, BatchAttempt, BoxedFuture, Busy, Capabilities, ClaimRequest, Forced,
+    Grant, LockId, Mode, Occupancy, Validity, boxed,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
@@ -282,7 +282,6 @@ impl Backend for Memory {
         Capabilities::basic()
             .with_fencing()
             .with_notifications(Duration::from_millis(500))
-            .with_administration()
             .with_sharing()
             .with_downgrading()
             .with_permits()
@@ -310,14 +309,16 @@ impl Backend for Memory {
             // Each waits in a line of its own, and they could wait for each other.
             return Ok(BatchAttempt::Separately);
         }
-        let before: Vec<bool> =
-            claims.iter_mut().map(|claim| std::mem::replace(&mut claim.unsettled, true)).collect();
+        claims.iter_mut().for_each(|claim| claim.in_flight.begin(()));
         let answer = self.0.faults.around(|| self.0.grant_all(claims)).await??;
         let granted = matches!(answer, BatchAttempt::Granted(_));
-        for (claim, before) in claims.iter_mut().zip(before) {
-            // What an earlier attempt took may still be there when this one took nothing.
+        for claim in claims.iter_mut() {
             claim.held = granted;
-            claim.unsettled = before && !granted || claim.keeps_others_out();
+            match granted {
+                true => claim.in_flight.clear(),
+                // What an earlier attempt took may still be there.
+                false => claim.in_flight.took_nothing(&()),
+            }
         }
         Ok(answer)
     }
@@ -335,40 +336,6 @@ impl Backend for Memory {
             .await
     }
 
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        let shared = &self.0;
-        let list = || {
-            let now = shared.clock.now();
-            let state = shared.state();
-            state.keys.holders(now).map(|(key, entry)| (key.clone(), holder(entry, now))).collect()
-        };
-        shared.faults.around(list).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        let shared = &self.0;
-        let force = || {
-            let now = shared.clock.now();
-            shared.remove(key.as_str()).iter().any(|entry| entry.expires > now)
-        };
-        shared.faults.around(force).await
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        let shared = &self.0;
-        let force = || {
-            let now = shared.clock.now();
-            let state = shared.state();
-            let held = state.keys.get(key).into_iter().flat_map(|stored| stored.holders(now));
-            let held: Vec<_> = held.map(|entry| holder(entry, now)).collect();
-            Forced::without_release(&held, seen).unwrap_or_else(|| {
-                shared.remove_from(state, key.as_str());
-                Forced::Released
-            })
-        };
-        shared.faults.around(force).await
-    }
-
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         let shared = &self.0;
         let look = || {
@@ -381,12 +348,47 @@ impl Backend for Memory {
         shared.faults.around(look).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
+    fn administration(&self) -> Option<&dyn Administration> {
+        Some(self)
+    }
+}
+
+impl Administration for Memory {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
         let shared = &self.0;
-        let resize = || {
+        let list = move || {
+            let now = shared.clock.now();
+            let state = shared.state();
+            state.keys.holders(now).map(|(key, entry)| (key.clone(), holder(entry, now))).collect()
+        };
+        boxed(shared.faults.around(list))
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        let shared = &self.0;
+        let force = move || {
+            let now = shared.clock.now();
+            let Some(seen) = seen else {
+                let held = shared.remove(key.as_str()).iter().any(|entry| entry.expires > now);
+                return if held { Forced::Released } else { Forced::Free };
+            };
+            let state = shared.state();
+            let held = state.keys.get(&key).into_iter().flat_map(|stored| stored.holders(now));
+            let held: Vec<_> = held.map(|entry| holder(entry, now)).collect();
+            Forced::without_release(&held, &seen).unwrap_or_else(|| {
+                shared.remove_from(state, key.as_str());
+                Forced::Released
+            })
+        };
+        boxed(shared.faults.around(force))
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        let shared = &self.0;
+        let resize = move || {
             let now = shared.clock.now();
             let mut state = shared.state();
-            let resized = state.keys.get_mut(key).map_or(Ok(None), |stored| stored.resize(permits, now));
+            let resized = state.keys.get_mut(&key).map_or(Ok(None), |stored| stored.resize(permits, now));
             let before = match resized {
                 Ok(before) => before,
                 Err(other) => {
@@ -398,7 +400,7 @@ impl Backend for Memory {
             shared.tell(state, key.as_str());
             Ok(before)
         };
-        shared.faults.around(resize).await?
+        boxed(async move { shared.faults.around(resize).await? })
     }
 }
 

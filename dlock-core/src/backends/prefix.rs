@@ -5,8 +5,8 @@ use std::fmt::{self, Write};
 use sha2::{Digest, Sha256};
 
 use crate::backend::{
-    Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy,
-    ServerAddress,
+    Administration, Backend, BatchAttempt, BoxedFuture, Capabilities, ClaimRequest, Finding, Forced, LockId,
+    NodeState, Occupancy, ServerAddress, Unadministered, boxed,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -63,6 +63,12 @@ impl<B> Prefixed<B> {
     }
 }
 
+impl<B: Backend> Prefixed<B> {
+    fn of_all(&self) -> &dyn Administration {
+        self.backend.administration().unwrap_or(&Unadministered)
+    }
+}
+
 /// A key made of a checked prefix and a key.
 fn certain(text: String) -> Key {
     match Key::new(text) {
@@ -108,34 +114,12 @@ impl<B: Backend> Backend for Prefixed<B> {
         self.backend.inspect(&self.key(key)).await
     }
 
-    /// Those with this prefix. A long key is listed by its name on the servers, which ends with its digest.
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        let all = self.backend.holders().await?;
-        let ours = all.into_iter().filter_map(|(name, holder)| {
-            let key = Key::new(name.as_str().strip_prefix(self.prefix.as_str())?).ok()?;
-            Some((key, holder))
-        });
-        Ok(ours.collect())
-    }
-
-    async fn waiters(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
-        self.backend.waiters(&self.key(key)).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        self.backend.force_release(&self.key(key)).await
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        self.backend.force_release_of(&self.key(key), seen).await
-    }
-
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.backend.occupancy(&self.key(key)).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        self.backend.resize(&self.key(key), permits).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        self.backend.administration().map(|_| self as &dyn Administration)
     }
 
     /// Asks for a key with this prefix, since the user may have rights on no others.
@@ -153,6 +137,33 @@ impl<B: Backend> Backend for Prefixed<B> {
 
     async fn close(&self) {
         self.backend.close().await;
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: Backend> Administration for Prefixed<B> {
+    /// Those with this prefix. A long key is listed by its name on the servers, which ends with its digest.
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        boxed(async move {
+            let all = self.of_all().holders().await?;
+            let ours = all.into_iter().filter_map(|(name, holder)| {
+                let key = Key::new(name.as_str().strip_prefix(self.prefix.as_str())?).ok()?;
+                Some((key, holder))
+            });
+            Ok(ours.collect())
+        })
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        self.of_all().force_release(self.key(&key), seen)
+    }
+
+    fn waiters(&self, key: Key) -> Option<BoxedFuture<'_, Result<Vec<Holder>, Failure>>> {
+        self.of_all().waiters(self.key(&key))
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        self.of_all().resize(self.key(&key), permits)
     }
 }
 

@@ -17,11 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{
-    Backend, Capabilities, ClaimRequest, Finding, Forced, LockId, NodeState, Occupancy, question_limit,
-    within,
+    Administration, Backend, Capabilities, ClaimRequest, Finding, LockId, NodeState, Occupancy,
+    question_limit, within,
 };
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::guarded::guard;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::options::{MAX_LEASE, MIN_LEASE};
@@ -106,6 +107,8 @@ struct QuorumShared {
     longest: Option<Duration>,
     clock: Clock,
     capabilities: Capabilities,
+    /// So many nodes can be administered that they decide.
+    is_administered: bool,
 }
 
 impl Quorum {
@@ -390,8 +393,11 @@ impl QuorumBuilder {
         // writer beside anybody. Sessions keep a place in a queue: with several, all could wait for each other.
         capabilities.shared = abilities.iter().all(|can| can.shared && !can.session_kept);
         capabilities.in_process = abilities.iter().all(|can| can.in_process);
-        capabilities.administered = abilities.iter().all(|can| can.administered);
+        let is_administered =
+            |member: &&Arc<Member>| guard(|| member.backend().administration().is_some()).unwrap_or(false);
+        let administered = members.iter().filter(is_administered).count();
         Ok(Quorum(Arc::new(QuorumShared {
+            is_administered: administered > members.len() / 2,
             clock: members.first().map(|member| member.backend().clock()).unwrap_or_default(),
             longest: members.iter().any(|member| member.may_forget()).then_some(longest_lease),
             withdrawals: members.iter().map(|_| Arc::default()).collect(),
@@ -471,16 +477,8 @@ impl Backend for Quorum {
         self.0.occupancy(key).await
     }
 
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.0.list().await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        self.0.force(key).await
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        self.0.force_of(key, seen).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        self.0.is_administered.then_some(&*self.0)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {

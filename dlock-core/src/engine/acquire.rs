@@ -247,6 +247,8 @@ impl<'a> Acquire<'a> {
             }
             self.reserve(line.as_ref());
             let before = failed.take();
+            // It may be withdrawn between the answer and a look after it.
+            let is_its_own = self.may_be_its_own();
             match self.attempt().await {
                 AttemptOutcome::Granted(grants) => {
                     if let Some(shares) = self.accept(grants)? {
@@ -269,7 +271,7 @@ impl<'a> Acquire<'a> {
                         return Err(if by_itself { used_up() } else { not_there(self.holder.as_ref()) });
                     }
                     if !self.waits {
-                        if !self.may_be_its_own() {
+                        if !is_its_own && !self.may_be_its_own() {
                             return Err(Failure::new(ErrorKind::Busy, ""));
                         }
                         self.until_withdrawn().await?;
@@ -376,11 +378,11 @@ impl<'a> Acquire<'a> {
             self.asked_at = Instant::now();
         }
         let first_sent = self.first_sent;
-        let unsettled = self.pendings.iter().any(|pending| pending.unsettled);
+        let unsettled = self.pendings.iter().any(|pending| pending.in_flight.may_arrive());
         // Noted before the request goes out: from now on something of ours may be on the server.
         self.first_sent.get_or_insert(sent);
         self.last_sent = sent;
-        self.set_unsettled(true);
+        self.pendings.iter_mut().for_each(|pending| pending.in_flight.begin(()));
         let written = self.pendings[0].begin_request();
         let bounds = RequestBounds {
             clock: &self.engine.clock,
@@ -426,10 +428,10 @@ impl<'a> Acquire<'a> {
             }
             AttemptOutcome::Busy(..) => {
                 // Somebody else has it, so an earlier attempt of ours does not. It may still be on its way, which is
-                // why the claim stays unsettled when there was one.
+                // why it stays in flight.
                 self.may_have_ended = unsettled && first_sent.is_some_and(|first| self.outlived(first));
                 (self.first_sent, self.unknowns) = (None, 0);
-                self.set_unsettled(unsettled);
+                self.took_nothing();
             }
             // What was taken over and is given back cannot be taken over again.
             AttemptOutcome::Failed(ref failure) if failure.is_worthless() && self.takes_over() => {}
@@ -441,7 +443,7 @@ impl<'a> Acquire<'a> {
             // This attempt took nothing. What an earlier one may have taken is still open.
             AttemptOutcome::Separately | AttemptOutcome::Failed(_) => {
                 self.first_sent = first_sent;
-                self.set_unsettled(unsettled);
+                self.took_nothing();
             }
         }
         step
@@ -460,14 +462,16 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    fn set_unsettled(&mut self, unsettled: bool) {
-        self.pendings.iter_mut().for_each(|pending| pending.unsettled = unsettled);
+    /// Notes that the last attempt changed nothing; earlier ones stay in flight.
+    fn took_nothing(&mut self) {
+        self.pendings.iter_mut().for_each(|pending| pending.in_flight.took_nothing(&()));
     }
 
-    /// Leaves what was tried to the keeper, which withdraws it, and makes new claims.
+    /// Leaves what was tried to the keeper, which withdraws it, and makes new claims. Until that is withdrawn, it may
+    /// be what these find.
     fn begin_anew(&mut self) -> Result<(), Failure> {
         self.pendings = pendings(self.specs)?;
-        (self.first_sent, self.unknowns) = (None, 0);
+        (self.first_sent, self.unknowns, self.is_again) = (None, 0, true);
         Ok(())
     }
 

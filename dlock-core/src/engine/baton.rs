@@ -23,7 +23,7 @@ use crate::backend::{Backoff, Withdrawal};
 use crate::baton::Baton;
 use crate::clock::Timestamp;
 use crate::engine::activity::ActivityToken;
-use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
+use crate::engine::cleanup::{Cleanup, claim_of, release_later, withdraw_awaited};
 use crate::engine::hold::{Carriage, Hold, Uncarried};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::options::{MAX_LEASE, MIN_LEASE};
@@ -158,37 +158,23 @@ impl HandingOver {
 
     async fn leave(mut self) -> Result<LeftKey, Error> {
         let hold = Arc::clone(&self.hold);
-        let limit = hold.request_timeout;
         let fail = |failure| hold.error(Operation::HandOver, failure);
-        // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
-        let claim = match hold.try_take_claim() {
-            Some(claim) => claim,
-            None => hold.engine.timers.within(limit, hold.take_claim()).await.flatten(),
-        };
-        let Some(claim) = claim else {
-            let why = format!("no end of a renewal within {limit:?}; does the backend block its thread?");
-            return Err(fail(Failure::unknown(why)));
+        let Some(claim) = claim_of(&hold).await.map_err(fail)? else {
+            return Err(fail(Failure::unknown("the claim is gone")));
         };
         let claim = self.claim.insert(claim);
         let token = claim.token().left_behind();
         // The first request counts: one that is made again lengthens nothing.
         let until = SystemTime::now() + self.at_most;
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-        let mut asked = 0;
-        let withdrawn = loop {
-            let answer = withdraw_once(claim, &hold.engine, (limit, hold.lease), self.at_most).await;
-            let failure = match answer {
-                Ok(withdrawn) => break withdrawn,
-                Err(failure) => failure,
-            };
+        let at_most = self.at_most;
+        let again = |asked| {
             let pause = backoff.pause(hold.engine.entropy.fraction());
             let in_time = hold.engine.clock.now() + pause < hold.deadline();
-            if !failure.is_transient() || !hold.hands_over_again(asked) || !in_time {
-                return Err(fail(failure));
-            }
-            asked += 1;
-            hold.engine.timers.sleep(pause).await;
+            (hold.hands_over_again(asked) && in_time).then_some(pause)
         };
+        let (answer, _) = withdraw_awaited(&hold, claim, || at_most, again).await;
+        let withdrawn = answer.map_err(fail)?;
         if !withdrawn.removed {
             let cause = "the backend no longer had it under our token";
             return Err(fail(Failure::new(ErrorKind::NotHeld, cause)));

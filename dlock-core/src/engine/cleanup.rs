@@ -1,6 +1,7 @@
 //! What is left on the servers by acquires that failed and releases that were not confirmed, and how it is taken away.
 //!
-//! This is the only place that repeats a withdrawal. Backends make one request and say what is known after it.
+//! This is the only place that repeats a withdrawal: by the keeper, until nothing is left, and for a caller who waits
+//! for the answer. Backends make one request and say what is known after it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,9 +174,49 @@ pub(crate) fn release_later(hold: Arc<Hold>, activity: ActivityToken) {
     });
 }
 
+/// The claim of a hold that was closed; `None` when it is gone.
+pub(super) async fn claim_of(hold: &Hold) -> Result<Option<Box<dyn DynClaim>>, Failure> {
+    if let Some(claim) = hold.try_take_claim() {
+        return Ok(claim);
+    }
+    let limit = hold.request_timeout;
+    // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
+    hold.engine.timers.within(limit, hold.take_claim()).await.ok_or_else(|| {
+        Failure::unknown(format!("no end of a renewal within {limit:?}; does the backend block its thread?"))
+    })
+}
+
+/// Withdraws what was held, or leaves its key taken for as long as `left` says, for a caller who waits for the answer.
+///
+/// A reply may be lost after the request took effect. So a failure that may pass is asked about again before it counts:
+/// `again` is given how often that was done, and returns the pause before the next time. Once it returns `None`, the
+/// keeper [repeats](Cleanup) what is left. Returns beside the answer how often it was asked for again.
+pub(super) async fn withdraw_awaited(
+    hold: &Hold,
+    claim: &mut Box<dyn DynClaim>,
+    left: impl Fn() -> Duration,
+    mut again: impl FnMut(u32) -> Option<Duration>,
+) -> (Result<Withdrawal, Failure>, u32) {
+    let limits = (hold.request_timeout, hold.lease);
+    let mut asked = 0;
+    loop {
+        let answer = withdraw_once(claim, &hold.engine, limits, left()).await;
+        let pause = match &answer {
+            Err(failure) if failure.is_transient() => again(asked),
+            _ => None,
+        };
+        let Some(pause) = pause else { return (answer, asked) };
+        asked += 1;
+        if !pause.is_zero() {
+            // Boxed: rare, and else part of every release's future.
+            Box::pin(hold.engine.timers.sleep(pause)).await;
+        }
+    }
+}
+
 /// One bounded request to withdraw, which leaves the key taken for what is left of the time that it is to be so. While
 /// it waits for its turn it is of use until the lease has ended.
-pub(crate) async fn withdraw_once(
+async fn withdraw_once(
     claim: &mut Box<dyn DynClaim>,
     engine: &Engine,
     (limit, lease): (Duration, Duration),

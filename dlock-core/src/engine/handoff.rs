@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::backend::dynamic::DynClaim;
 use crate::engine::Spec;
 use crate::engine::activity::ActivityToken;
-use crate::engine::cleanup::{Cleanup, release_later};
+use crate::engine::cleanup::Cleanup;
 use crate::engine::hold::{Condition, Hold};
 
 /// A lock on its way from one section to the next.
@@ -77,16 +77,5 @@ pub(crate) fn pass_on(hold: &Arc<Hold>, was: Condition, activity: ActivityToken)
             },
             None => Ok(()),
         },
-    }
-}
-
-/// Ends the hold of a guard that was dropped: passes it on, or has the keeper release it.
-pub(super) fn drop_last(hold: &Arc<Hold>) {
-    let activity = hold.engine.registry.activity.begin();
-    let was = hold.close();
-    match pass_on(hold, was, activity) {
-        Ok(()) => {}
-        Err(Unpassed { claim: Some(claim), activity }) => Cleanup::of_hold(hold, claim, activity).later(),
-        Err(Unpassed { claim: None, activity }) => release_later(Arc::clone(hold), activity),
     }
 }

@@ -15,6 +15,7 @@ pub(crate) mod left;
 pub(crate) mod pending;
 pub(crate) mod refusals;
 pub(crate) mod registry;
+pub(crate) mod release;
 #[cfg(dlock_schedules)]
 #[path = "../../../tests/schedules/src/scenarios.rs"]
 pub mod scenarios;
@@ -85,7 +86,10 @@ impl Engine {
         entropy: Entropy,
         limits: HandoffLimits,
     ) -> Arc<Self> {
-        let (clock, capabilities) = (backend.clock(), backend.capabilities().within_bounds());
+        let clock = backend.clock();
+        // One that panics here has locks all the same.
+        let administration = guard(|| backend.administration()).ok().flatten();
+        let capabilities = backend.capabilities().within_bounds().administered_by(administration);
         let telemetry = Arc::new(telemetry);
         let timers = Timers::new(&keeper, capabilities.in_process);
         let attendance = Attendance::new(tasks.clone(), Arc::clone(&telemetry), timers.clone());

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::backend::RequestClock;
 use crate::backend::dynamic::DynClaim;
+use crate::backend::{InFlight, RequestClock};
 use crate::clock::Timestamp;
 use crate::engine::Spec;
 use crate::engine::activity::ActivityToken;
@@ -17,8 +17,7 @@ pub(super) struct Pending<'a> {
     pub(super) spec: &'a Spec,
     pub(crate) claim: Option<Box<dyn DynClaim>>,
     written: Option<RequestClock>,
-    /// An attempt is under way, or the outcome of one was never found out.
-    pub(super) unsettled: bool,
+    pub(super) in_flight: InFlight<()>,
     activity: Option<ActivityToken>,
 }
 
@@ -27,12 +26,12 @@ impl<'a> Pending<'a> {
         let activity = Some(spec.engine.registry.activity.begin());
         let claim = spec.claim()?;
         let written = claim.request_clock();
-        Ok(Self { spec, claim: Some(claim), written, unsettled: false, activity })
+        Ok(Self { spec, claim: Some(claim), written, in_flight: InFlight::default(), activity })
     }
 
     /// Whether something of it may be on the server: what an attempt took, or what keeps others out.
     pub(super) fn leaves_something(&self) -> bool {
-        self.claim.as_ref().is_some_and(|claim| self.unsettled || !claim.is_clean())
+        self.claim.as_ref().is_some_and(|claim| self.in_flight.may_arrive() || !claim.is_clean())
     }
 
     /// An attempt begins. Returns what tells of its way to the wire, if anything does.
@@ -46,7 +45,7 @@ impl Drop for Pending<'_> {
     fn drop(&mut self) {
         let engine = &self.spec.engine;
         if let Some(claim) = self.claim.take()
-            && (self.unsettled || !claim.is_clean())
+            && (self.in_flight.may_arrive() || !claim.is_clean())
             && let Some(activity) = self.activity.take()
         {
             let cleanup = Cleanup {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::engine::handoff::drop_last;
 use crate::engine::hold::{Hold, ShareKind};
+use crate::engine::release::Release;
 
 /// A share of a hold. Dropping the last one passes the lock on, or has the keeper release it.
 pub(crate) struct Share {
@@ -66,7 +66,7 @@ impl Drop for Share {
                 return std::mem::forget(hold);
             }
             if !hold.is_carried() {
-                drop_last(&hold);
+                drop(Release::close(hold));
             }
         }
     }

@@ -1,23 +1,18 @@
 //! A lock that is held.
 
 use std::fmt;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::dynamic::DynClaim;
-use crate::backend::{Mode, Withdrawal};
-use crate::engine::activity::ActivityToken;
-use crate::engine::cleanup::{Cleanup, release_later, withdraw_once};
+use crate::backend::Mode;
 use crate::engine::downgrade::downgrade;
-use crate::engine::handoff::{Unpassed, pass_on};
-use crate::engine::hold::{Carriage, Condition, Hold};
+use crate::engine::hold::Hold;
+use crate::engine::release::{Release, step_back};
 use crate::engine::scope::{self, Noted};
 use crate::engine::share::Share;
-use crate::error::{Error, ErrorKind, Failure, Operation, Result};
+use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::held::{Ended, Held};
-use crate::telemetry::{Spanned, Telemetry};
 
 /// A lock that is held, until this is released or dropped.
 ///
@@ -195,25 +190,21 @@ impl Guard {
     pub async fn release(self) -> Result<()> {
         match self.step_back() {
             // Not by `end`: a future that is handed out is moved, which a nested guard would pay for.
-            Ok(last) => Leaving::begin(last)?.finish().await,
+            Ok(last) => Release::begin(last)?.finish().await,
             Err(result) => result,
         }
     }
 
     /// Closes the hold, and returns what is left to do; the result where that is nothing.
     pub(super) fn end(self) -> std::result::Result<impl Future<Output = Result<()>> + Send, Result<()>> {
-        Ok(Leaving::begin(self.step_back()?).map_err(Err)?.finish())
+        Ok(Release::begin(self.step_back()?).map_err(Err)?.finish())
     }
 
     /// Ends the share. Returns the hold if it was the last one, and else the result.
     #[inline(always)]
     fn step_back(self) -> std::result::Result<Arc<Hold>, Result<()>> {
         let Self { share, noted: _noted } = self;
-        match share.end() {
-            Ok(last) if last.is_carried() => Err(carried(&last)),
-            Ok(last) => Ok(last),
-            Err(shared) => Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) }),
-        }
+        step_back(share.end())
     }
 }
 
@@ -221,123 +212,4 @@ impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Guard").field(self.hold()).finish()
     }
-}
-
-/// A closed hold that is being released. Dropping it midway leaves the rest to the keeper.
-struct Leaving {
-    hold: Arc<Hold>,
-    /// What it was worth when it was closed.
-    was: Condition,
-    claim: Option<Box<dyn DynClaim>>,
-    /// Until nothing is left to do.
-    activity: Option<ActivityToken>,
-    /// The next one in this process has it.
-    passed_on: bool,
-}
-
-impl Leaving {
-    /// Closes the hold. Kept out of the way of a nested guard, whose release is many times shorter.
-    #[cold]
-    fn begin(hold: Arc<Hold>) -> Result<Self> {
-        if let Err(failure) = hold.engine.refuse_in_child() {
-            let error = hold.error(Operation::Release, failure);
-            std::mem::forget(hold);
-            return Err(error);
-        }
-        let activity = hold.engine.registry.activity.begin();
-        let was = hold.close();
-        let (claim, activity, passed_on) = match pass_on(&hold, was, activity) {
-            Ok(()) => (None, None, true),
-            Err(Unpassed { claim, activity }) => (claim, Some(activity), false),
-        };
-        Ok(Self { hold, was, claim, activity, passed_on })
-    }
-
-    async fn finish(self) -> Result<()> {
-        let hold = Arc::clone(&self.hold);
-        let span = hold.engine.telemetry.release_started(hold.subject());
-        if self.passed_on {
-            Telemetry::passed_on(&span);
-            return Ok(());
-        }
-        let leaving = self.leave().in_span(span.clone());
-        let result = if hold.engine.serves_here() {
-            hold.engine.awaited(pin!(leaving)).await
-        } else {
-            // On the keeper's thread, for a caller whose runtime does not serve.
-            let closed = |failure| Err(hold.error(Operation::Release, failure));
-            // Boxed: rare, and else part of every release's future.
-            Box::pin(hold.engine.run(leaving)).await.unwrap_or_else(closed)
-        };
-        hold.engine.telemetry.released(&span, result.as_ref().err());
-        result
-    }
-
-    async fn leave(mut self) -> Result<()> {
-        let limit = self.hold.request_timeout;
-        self.claim =
-            match self.claim.take().map_or_else(|| self.hold.try_take_claim(), |claim| Some(Some(claim))) {
-                Some(claim) => claim,
-                // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
-                None => match self.hold.engine.timers.within(limit, self.hold.take_claim()).await {
-                    Some(claim) => claim,
-                    None => {
-                        let why = format!(
-                            "no end of a renewal within {limit:?}; does the backend block its thread?"
-                        );
-                        return Err(self.hold.error(Operation::Release, Failure::unknown(why)));
-                    }
-                },
-            };
-        let mut asked = 0;
-        let answer = loop {
-            let Some(claim) = self.claim.as_mut() else { break Ok(Withdrawal::ABSENT) };
-            let left = self.hold.leave_until().since(self.hold.engine.clock.now());
-            match withdraw_once(claim, &self.hold.engine, (limit, self.hold.lease), left).await {
-                // A reply may be lost after the release took effect: ask once more before it is called unknown.
-                Err(failure) if failure.is_transient() && self.hold.asks_again(asked) => asked += 1,
-                answer => break answer,
-            }
-        };
-        match answer {
-            Ok(withdrawn) => {
-                if withdrawn.settled {
-                    self.activity = None;
-                }
-                let (key, tenure) = (&self.hold.key, self.hold.ended_tenure());
-                self.hold.engine.released(key, tenure, withdrawn.others_waiting);
-                let ours = withdrawn.removed || asked > 0;
-                if self.was == Condition::Lost || !ours { Err(not_held(&self.hold)) } else { Ok(()) }
-            }
-            Err(failure) => Err(self.hold.error(Operation::Release, failure)),
-        }
-    }
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        let Some(activity) = self.activity.take() else { return };
-        match self.claim.take() {
-            None => release_later(Arc::clone(&self.hold), activity),
-            Some(claim) => Cleanup::of_hold(&self.hold, claim, activity).later(),
-        }
-    }
-}
-
-/// What a release says of a hold that is handed over.
-fn carried(hold: &Hold) -> Result<()> {
-    match hold.carriage() {
-        Carriage::Begun | Carriage::Done => Ok(()),
-        Carriage::Failed if hold.is_lost() => Err(not_held(hold)),
-        Carriage::Failed => {
-            let why = "it could not be handed over, and is released in the background";
-            Err(hold.error(Operation::Release, Failure::unknown(why)))
-        }
-    }
-}
-
-fn not_held(hold: &Hold) -> Error {
-    let cause = hold.cause();
-    let cause = if cause.is_empty() { "the backend no longer had it under our token".into() } else { cause };
-    hold.error(Operation::Release, Failure::new(ErrorKind::NotHeld, cause))
 }

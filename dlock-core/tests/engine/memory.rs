@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Backend, Claim, Mode, PERMITS_REMEMBERED, Renewed};
+use dlock_core::backend::{Administration, Attempt, Backend, Claim, Mode, PERMITS_REMEMBERED, Renewed};
 use dlock_core::{ErrorKind, Key, Locks, ManualClock, Memory, Wait};
 use dlock_testkit::claim_request;
 
@@ -166,7 +166,7 @@ async fn a_semaphore_keeps_its_number_for_a_day_after_its_last_renewal_and_then_
     assert_eq!(memory.occupancy(&key).await.unwrap().permits, Some(4));
     clock.advance(Duration::from_secs(1));
     assert_eq!(memory.occupancy(&key).await.unwrap().permits, None);
-    assert_eq!(memory.resize(&key, 8).await.unwrap(), None);
+    assert_eq!(memory.resize(key.clone(), 8).await.unwrap(), None);
     assert!(matches!(other.attempt().await, Ok(Attempt::Granted(_))));
 }
 
@@ -177,9 +177,9 @@ async fn a_lock_whose_leases_have_ended_is_no_lock_to_be_resized() {
     let key = Key::new("k").unwrap();
     let mut reader = claim_of(&memory, Mode::Shared).await;
     assert!(matches!(reader.attempt().await, Ok(Attempt::Granted(_))));
-    assert_eq!(memory.resize(&key, 4).await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert_eq!(memory.resize(key.clone(), 4).await.unwrap_err().kind(), ErrorKind::Conflict);
     clock.advance(LEASE);
-    assert_eq!(memory.resize(&key, 4).await.unwrap(), None);
+    assert_eq!(memory.resize(key.clone(), 4).await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -188,7 +188,7 @@ async fn permits_whose_grant_was_lost_on_its_way_are_adopted_also_after_a_resize
     let key = Key::new("k").unwrap();
     let mut claim = claim_of(&memory, Mode::Permits { of: 4, take: 1 }).await;
     let Ok(Attempt::Granted(first)) = claim.attempt().await else { panic!("nobody has any") };
-    assert_eq!(memory.resize(&key, 8).await.unwrap(), Some(4));
+    assert_eq!(memory.resize(key.clone(), 8).await.unwrap(), Some(4));
     let Ok(Attempt::Granted(again)) = claim.attempt().await else { panic!("it has its permit") };
     assert_eq!(again.fence, first.fence);
 }

@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Claim, ClaimRequest, LockId, Renewed, Signal, Withdrawal};
+use dlock_core::backend::{
+    Administration, Attempt, BoxedFuture, Claim, ClaimRequest, Forced, LockId, Renewed, Signal, Withdrawal,
+    boxed,
+};
 use dlock_core::{
     Backend, Capabilities, Clock, ErrorKind, Failure, Holder, Key, Locks, ManualClock, Memory, Wait,
 };
@@ -73,8 +76,37 @@ impl Backend for Panicking {
         self.memory.inspect(key)
     }
 
+    fn administration(&self) -> Option<&dyn Administration> {
+        self.step("administration");
+        Some(self)
+    }
+
     async fn close(&self) {
         self.step("close");
+    }
+}
+
+impl Administration for Panicking {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        self.step("holders");
+        self.memory.holders()
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        boxed(async move {
+            self.step("force_release");
+            self.memory.force_release(key, seen).await
+        })
+    }
+
+    fn waiters(&self, key: Key) -> Option<BoxedFuture<'_, Result<Vec<Holder>, Failure>>> {
+        self.step("waiters");
+        self.memory.waiters(key)
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        self.step("resize");
+        self.memory.resize(key, permits)
     }
 }
 
@@ -191,6 +223,18 @@ fn a_backend_that_panics_while_locks_are_built_is_an_error() {
 }
 
 #[tokio::test]
+async fn a_backend_that_panics_when_it_is_asked_for_its_administration_has_locks_all_the_same() {
+    surround();
+    for step in ["administration", "waiters"] {
+        let locks = Locks::new(Panicking::new(Clock::system(), &[step]));
+        assert_eq!(locks.capabilities().administered, step == "waiters");
+        assert!(!locks.capabilities().shows_waiters);
+        locks.lock("k").acquire().await.unwrap().release().await.unwrap();
+        locks.shutdown(LEASE).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn steps_that_panic_on_the_callers_task_are_errors_there() {
     surround();
     let backend = Panicking::new(Clock::system(), &["claim", "inspect", "close"]);
@@ -198,6 +242,31 @@ async fn steps_that_panic_on_the_callers_task_are_errors_there() {
     assert_eq!(locks.lock("k").acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(locks.inspect("k").await.unwrap_err().to_string().contains("panicked"));
     locks.shutdown(LEASE).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_panics_when_an_operator_asks_is_an_error_with_its_name() {
+    surround();
+    let backend = Panicking::new(Clock::system(), &[]);
+    let locks = Locks::new(backend.clone());
+    let arm = |step| backend.steps.lock().unwrap().push(step);
+    let says = |error: dlock_core::Error, step: &str| {
+        assert_eq!(error.kind(), ErrorKind::Unknown);
+        assert!(error.to_string().contains(&format!("panicked in `{step}`")), "{error}");
+    };
+    for at in ["administration", "holders"] {
+        arm(at);
+        says(locks.holders().await.unwrap_err(), "holders");
+    }
+    arm("waiters");
+    says(locks.waiters("k").await.unwrap_err(), "waiters");
+    arm("force_release");
+    says(locks.force_release("k").await.unwrap_err(), "force_release");
+    arm("force_release");
+    says(locks.force_release_of("k", &[]).await.unwrap_err(), "force_release");
+    arm("resize");
+    says(locks.resize_semaphore("k", 2).await.unwrap_err(), "resize");
+    assert!(locks.holders().await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use dlock_core::backend::{Backend, Capabilities, ClaimRequest, LockId};
-use dlock_core::{Clock, Failure, Holder, Key, Locks, Memory, Quorum, Wait};
+use dlock_core::{Clock, ErrorKind, Failure, Holder, Key, Locks, Memory, Node, Quorum, Wait};
 
 use crate::support::{KEY, until};
 
@@ -85,5 +85,17 @@ fn sessions_keep_a_lock_as_long_as_no_majority_is_of_leases() {
     ] {
         let quorum = Quorum::builder(nodes.map(noted)).with_durable_nodes().build().unwrap();
         assert_eq!(quorum.capabilities().session_kept, kept, "{nodes:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_quorum_is_administered_if_a_majority_of_its_nodes_is() {
+    for administered in 0..=3 {
+        let node = |at| if at < administered { Node::from(Memory::new()) } else { Node::from(noted(false)) };
+        let quorum = Quorum::builder([0, 1, 2].map(node)).with_durable_nodes().build().unwrap();
+        let locks = Locks::new(quorum);
+        assert_eq!(locks.capabilities().administered, administered >= 2);
+        let refused = locks.holders().await.err().map(|error| error.kind());
+        assert_eq!(refused, (administered < 2).then_some(ErrorKind::Unsupported));
     }
 }

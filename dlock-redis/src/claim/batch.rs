@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use dlock_core::Failure;
-use dlock_core::backend::{BatchAttempt, Busy, Mode};
+use dlock_core::backend::{BatchAttempt, Busy, InFlight, Mode};
 
 use super::RedisClaim;
 use super::answers::{senseless, without_fence};
-use super::in_flight::InFlightAttempts;
+use super::in_flight::Sent;
 use crate::client::Client;
 use crate::command::Command;
 use crate::error::Fault;
@@ -35,7 +35,7 @@ pub(crate) async fn attempt_all(
     for claim in claims.iter_mut() {
         requests.push(claim.asking()?);
     }
-    let mut tracks = Tracks(claims.iter_mut().map(|claim| &mut claim.unanswered).collect());
+    let mut tracks = Tracks(claims.iter_mut().map(|claim| &mut claim.in_flight).collect());
     let reply = match client.servers.carry_out(Command::All(&requests), patience, &mut tracks).await {
         Err(failure) => return Err(named(client, failure, claims[0]).await),
         reply => reply?,
@@ -76,7 +76,7 @@ async fn named(client: &Client, failure: Failure, claim: &RedisClaim) -> Failure
 }
 
 /// The accounts of all claims at once.
-struct Tracks<'a>(Vec<&'a mut InFlightAttempts>);
+struct Tracks<'a>(Vec<&'a mut InFlight<Sent>>);
 
 impl Track for Tracks<'_> {
     fn awaits(&self, connection: &Arc<Connection>) -> bool {

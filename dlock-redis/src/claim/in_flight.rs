@@ -1,4 +1,4 @@
-//! Requests that may still be under way.
+//! The attempts of a claim that are [in flight](InFlight), by their connections, and the withdrawals that follow them.
 //!
 //! | the attempts of a claim on one connection are | until |
 //! |---|---|
@@ -12,8 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::Failure;
-use dlock_core::backend::{Withdrawal, within};
-use smallvec::SmallVec;
+use dlock_core::backend::{InFlight, Withdrawal, within};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -26,11 +25,11 @@ use crate::servers::{Connection, Reply, Route, Servers, Track, Untracked};
 /// How long a withdrawal on the connection of an unanswered attempt may take before another connection is tried too.
 const SAME_CONNECTION: Duration = Duration::from_millis(200);
 
-/// The connection on which the last request was not answered. It can be made again on any other one.
+/// The connection on which the answer to the last request is overdue. It can be made again on any other one.
 #[derive(Default)]
-pub(super) struct InFlight(Option<Arc<Connection>>);
+pub(super) struct Overdue(Option<Arc<Connection>>);
 
-impl Track for InFlight {
+impl Track for Overdue {
     fn awaits(&self, connection: &Arc<Connection>) -> bool {
         self.0.as_ref().is_some_and(|overdue| Arc::ptr_eq(overdue, connection))
     }
@@ -48,98 +47,82 @@ impl Track for InFlight {
     }
 }
 
-/// The connections on which attempts went out that were never answered. Such an attempt may be carried out at any time,
-/// and what it takes has to be withdrawn after it: on the same connection, or for as long as its lease could run.
-#[derive(Default)]
-pub(super) struct InFlightAttempts(SmallVec<[Sent; 1]>);
-
-struct Sent {
+/// The attempts in flight on one connection. What they take has to be withdrawn after them: on the same connection, or
+/// for as long as their lease could run.
+pub(super) struct Sent {
     route: Route,
-    attempts: usize,
     last_sent: Instant,
     /// The withdrawal that follows the attempts on the same connection, and what came of it.
     withdrawal: Option<watch::Receiver<Option<Result<Reply, Fault>>>>,
 }
 
-impl Track for InFlightAttempts {
-    fn awaits(&self, connection: &Arc<Connection>) -> bool {
-        self.0.iter().any(|trace| Arc::ptr_eq(&trace.route.connection, connection))
-    }
-
-    fn before(&mut self, route: &Route) {
-        let now = Instant::now();
-        match self.trace(&route.connection) {
-            Some(trace) => {
-                trace.attempts += 1;
-                trace.last_sent = now;
-                trace.withdrawal = None;
-            }
-            None => {
-                self.0.push(Sent { route: route.clone(), attempts: 1, last_sent: now, withdrawal: None });
-            }
-        }
-    }
-
-    fn unsent(&mut self, route: &Route) {
-        if let Some(trace) = self.trace(&route.connection) {
-            trace.attempts -= 1;
-        }
-        self.0.retain(|trace| trace.attempts > 0);
-    }
-
-    fn after(&mut self, route: &Route) {
-        // Answers come in order, so all earlier attempts on this connection are settled too.
-        self.0.retain(|trace| !Arc::ptr_eq(&trace.route.connection, &route.connection));
+impl PartialEq<Arc<Connection>> for Sent {
+    fn eq(&self, connection: &Arc<Connection>) -> bool {
+        Arc::ptr_eq(&self.route.connection, connection)
     }
 }
 
-impl InFlightAttempts {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+impl PartialEq for Sent {
+    fn eq(&self, other: &Self) -> bool {
+        *self == other.route.connection
+    }
+}
+
+impl Track for InFlight<Sent> {
+    fn awaits(&self, connection: &Arc<Connection>) -> bool {
+        self.ways().any(|sent| sent == connection)
     }
 
-    fn trace(&mut self, connection: &Arc<Connection>) -> Option<&mut Sent> {
-        self.0.iter_mut().find(|trace| Arc::ptr_eq(&trace.route.connection, connection))
+    fn before(&mut self, route: &Route) {
+        self.begin(Sent { route: route.clone(), last_sent: Instant::now(), withdrawal: None });
     }
 
-    /// Withdraws what the attempts may have taken. An error says that it has to be done again.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, withdrawals that are under way stay so.
-    pub(super) async fn withdraw(
-        &mut self,
-        servers: &Arc<Servers>,
-        request: &Request,
-        (lease, patience): (Duration, Duration),
-    ) -> Result<Withdrawal, Failure> {
-        let (mut removed, mut elsewhere) = (false, false);
-        let mut position = 0;
-        while let Some(trace) = self.0.get_mut(position) {
-            match trace.withdraw(servers, request, patience).await {
-                Followed::Answered(answer) => removed |= answer.removed,
-                Followed::Redirected => elsewhere = true,
-                // Whatever it took has ended by itself, or has the withdrawal right behind it.
-                Followed::Open if trace.last_sent.elapsed() >= lease && trace.is_followed() => {}
-                Followed::Open => {
-                    position += 1;
-                    continue;
-                }
+    fn unsent(&mut self, route: &Route) {
+        self.took_nothing(&route.connection);
+    }
+
+    fn after(&mut self, route: &Route) {
+        self.answered(&route.connection);
+    }
+}
+
+/// Withdraws what the attempts may have taken. An error says that it has to be done again.
+///
+/// # Cancel safety
+///
+/// When dropped, withdrawals that are under way stay so.
+pub(super) async fn withdraw(
+    in_flight: &mut InFlight<Sent>,
+    servers: &Arc<Servers>,
+    request: &Request,
+    (lease, patience): (Duration, Duration),
+) -> Result<Withdrawal, Failure> {
+    let (mut removed, mut elsewhere) = (false, false);
+    let mut position = 0;
+    while let Some(sent) = in_flight.way_mut(position) {
+        match sent.withdraw(servers, request, patience).await {
+            Followed::Answered(answer) => removed |= answer.removed,
+            Followed::Redirected => elsewhere = true,
+            // Whatever it took has ended by itself, or has the withdrawal right behind it.
+            Followed::Open if sent.last_sent.elapsed() >= lease && sent.is_followed() => {}
+            Followed::Open => {
+                position += 1;
+                continue;
             }
-            self.0.remove(position);
         }
-        if !self.0.is_empty() || elsewhere {
-            // What was carried out already is removed at once, wherever it is now.
-            let reply = servers.carry_out(Command::of(request), patience, &mut Untracked).await?;
-            removed |= withdrawn(&reply.answer)?.removed;
-        }
-        if self.0.is_empty() {
-            return Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT });
-        }
-        Err(Failure::unknown(
-            "an attempt was not answered and its connection is gone or silent; withdrawn again until its lease has passed",
-        ))
+        in_flight.settle_at(position);
     }
+    if !in_flight.is_empty() || elsewhere {
+        // What was carried out already is removed at once, wherever it is now.
+        let reply = servers.carry_out(Command::of(request), patience, &mut Untracked).await?;
+        removed |= withdrawn(&reply.answer)?.removed;
+    }
+    if in_flight.is_empty() {
+        return Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT });
+    }
+    Err(Failure::unknown(
+        "an attempt was not answered and its connection is gone or silent; withdrawn again until its lease has passed",
+    ))
 }
 
 /// What became of a withdrawal that follows attempts on their own connection.

@@ -86,7 +86,7 @@ impl RedisClaim {
     /// The lock, where the release before has taken it for us and said so. Where replicas have to know of it, they are
     /// asked.
     fn given(&mut self) -> Option<Grant> {
-        if !self.request.fair || !self.unanswered.is_empty() || self.client.replicas.is_some() {
+        if !self.request.fair || !self.in_flight.is_empty() || self.client.replicas.is_some() {
             return None;
         }
         let given = self.client.format.given(&self.listener.as_ref()?.text()?)?;

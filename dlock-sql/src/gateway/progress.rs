@@ -58,42 +58,54 @@ impl Progress {
         self.clock.as_ref().is_none_or(RequestClock::written)
     }
 
-    /// It was answered.
+    /// It was answered, or will not be sent.
     pub(crate) fn settle(&self) {
-        *self.stage.lock() = Stage::Settled;
-        self.ended.notify_waiters();
+        self.end(|_| Stage::Settled);
     }
 
     /// Nothing more will be heard of it.
     pub(crate) fn lose(&self) {
+        self.end(Stage::Lost);
+    }
+
+    /// Cancels it unless it was sent. Returns whether it certainly was not carried out, and will not be.
+    pub(crate) fn try_cancel(&self) -> bool {
+        self.end(Stage::Sent) == Stage::Cancelled
+    }
+
+    /// Ends it: as cancelled unless it was sent, and then in the stage that `sent` makes of it.
+    fn end(&self, sent: impl FnOnce(Instant) -> Stage) -> Stage {
         let mut stage = self.stage.lock();
         *stage = match *stage {
-            Stage::Sent(at) => Stage::Lost(at),
-            Stage::Waiting => Stage::Settled,
+            Stage::Waiting => Stage::Cancelled,
+            Stage::Sent(at) => sent(at),
             other => other,
         };
+        let now = *stage;
         drop(stage);
-        self.ended.notify_waiters();
-    }
-
-    /// Cancels it unless it was sent. Returns whether it certainly does nothing any more: it was answered, or never
-    /// will be sent.
-    pub(crate) fn try_cancel(&self) -> bool {
-        let mut stage = self.stage.lock();
-        if *stage == Stage::Waiting {
-            *stage = Stage::Cancelled;
-            drop(stage);
+        if !matches!(now, Stage::Sent(_)) {
             self.ended.notify_waiters();
-            return true;
         }
-        matches!(*stage, Stage::Cancelled | Stage::Settled)
+        now
     }
 
-    /// Whether it was sent at least this long ago.
-    pub(crate) fn is_older_than(&self, age: Duration) -> bool {
+    /// Whether it was answered, or was not sent and never will be.
+    pub(crate) fn will_not_arrive(&self) -> bool {
+        matches!(self.end(Stage::Sent), Stage::Cancelled | Stage::Settled)
+    }
+
+    /// Whether it was answered.
+    pub(crate) fn is_settled(&self) -> bool {
+        *self.stage.lock() == Stage::Settled
+    }
+
+    /// Whether nothing of it is to come or left: it was answered, never sent, or sent so long ago that its lease has
+    /// passed.
+    pub(crate) fn is_over(&self, lease: Duration) -> bool {
         match *self.stage.lock() {
-            Stage::Sent(at) | Stage::Lost(at) => at.elapsed() >= age,
-            _ => true,
+            Stage::Waiting => false,
+            Stage::Sent(at) | Stage::Lost(at) => at.elapsed() >= lease,
+            Stage::Cancelled | Stage::Settled => true,
         }
     }
 
@@ -105,6 +117,12 @@ impl Progress {
         if matches!(*self.stage.lock(), Stage::Sent(_) | Stage::Waiting) {
             ended.await;
         }
+    }
+}
+
+impl PartialEq for Progress {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
     }
 }
 
@@ -123,7 +141,8 @@ mod tests {
         assert!(progress.send());
         assert!(!progress.try_cancel());
         progress.settle();
-        assert!(progress.try_cancel());
+        assert!(!progress.try_cancel(), "it was carried out");
+        assert!(progress.is_settled());
         progress.ended().await;
     }
 
@@ -152,7 +171,7 @@ mod tests {
         progress.lose();
         progress.ended().await;
         assert!(!progress.try_cancel());
-        assert!(progress.is_older_than(Duration::from_secs(3)));
-        assert!(!progress.is_older_than(Duration::from_secs(4)));
+        assert!(progress.is_over(Duration::from_secs(3)));
+        assert!(!progress.is_over(Duration::from_secs(4)));
     }
 }

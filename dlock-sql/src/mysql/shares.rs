@@ -144,16 +144,19 @@ impl ShareTable for MysqlServer {
         };
         let (is_semaphore, is_alone_too) = (of > 0, if is_alone { "is_mine" } else { "FALSE" });
         let Line { look, is_taken, is_not_its_turn, mark, changes, place } = Line::of_attempt(&table, ask);
-        // Whose turn it is, is said by the line alone.
-        let has_no_turn = if ask.stand.is_some() { "FALSE" } else { "TRUE" };
-        // What is taken over stands there as ours by now, or there is nothing to take.
-        let (free, other_number, is_shown) = match ask.takes_over {
-            Some(_) => (BUSY, format!("(permits > 0) <> ({of} > 0)"), "AND @dlock_is_held"),
-            None => (GRANTED, format!("permits <> {of}"), ""),
+        // Whose turn it is, is said by the line alone; what takes over asks for no turn.
+        let has_no_turn = if ask.stand.is_some() || ask.takes_over.is_some() { "FALSE" } else { "TRUE" };
+        let takes_over = if ask.takes_over.is_some() { "TRUE" } else { "FALSE" };
+        // What is taken over stands there as ours by now, or there is nothing to take. A preference ends with a grant
+        // to one alone, also by the statement that knows nothing of it: the line about the last grant tells.
+        let (free, other_number, is_shown, has_it) = match ask.takes_over {
+            Some(_) => (BUSY, format!("(permits > 0) <> ({of} > 0)"), "AND @dlock_is_held", "FALSE"),
+            None => (GRANTED, format!("permits <> {of}"), "", "own IS NOT NULL"),
         };
         let judge = format!(
             "SELECT now, several, permits, since, last, CASE
                     WHEN {is_taken} AND NOT several THEN IF({is_semaphore}, {CONFLICT}, IF({is_alone_too}, {ADOPTED}, {BUSY}))
+                    WHEN {has_it} THEN {ADOPTED}
                     WHEN several AND {other_number} AND (permits > 0 OR taken > 0) THEN {CONFLICT}
                     WHEN own IS NOT NULL THEN {ADOPTED}
                     WHEN {has_no_room} {is_not_its_turn} THEN {BUSY}
@@ -161,7 +164,8 @@ impl ShareTable for MysqlServer {
                     ELSE {free} END AS came_to,
                 CASE WHEN own IS NOT NULL THEN own WHEN {is_taken} AND NOT several THEN fence
                     ELSE GREATEST(fence + {fences}, now + {fences} - 1) END AS fence_of_it,
-                IF(since IS NULL, TRUE, prefers), CASE WHEN several AND {has_no_room} THEN first - now
+                IF(since IS NULL, TRUE, prefers), CASE WHEN several AND ({has_no_room} OR {takes_over}) THEN first - now
+                    WHEN {has_no_turn} AND NOT prefers AND keeps_out > now AND (several OR NOT {is_taken}) THEN keeps_out - now
                     WHEN several THEN keeps_out - now ELSE expires - now END, is_held, is_turn
             INTO @dlock_now, @dlock_several, @dlock_permits, @dlock_since, @dlock_last, @dlock_came_to, @dlock_fence,
                 @dlock_may_prefer, @dlock_left, @dlock_is_held, @dlock_is_turn
@@ -177,6 +181,7 @@ impl ShareTable for MysqlServer {
                 LEFT JOIN {table} AS own ON own.`key` = {own} AND own.token = {token} AND own.expires > {NOW}
                 LEFT JOIN {table} AS preferred ON preferred.`key` = {preferred} AND preferred.token IS NOT NULL
                     AND preferred.expires > {NOW} AND preferred.fence + 2 * {preference} > {NOW}
+                    AND main.holder LIKE '% {SEVERAL}=%'
                 LEFT JOIN (SELECT CAST(SUM(CAST(SUBSTRING_INDEX(held.holder, ' ', 1) AS SIGNED)) AS SIGNED) AS taken,
                         MIN(held.expires) AS first, MAX(IF(held.`key` = {own}, NULL, held.expires)) AS last
                     FROM {table} AS held WHERE {shares}) AS beside ON TRUE

@@ -18,7 +18,11 @@ pub(super) async fn facts(on: &mut PgConnection, table: &TableName) -> SqlResult
     let of_table = format!(
         "{FACTS} UNION ALL SELECT 'table', relpersistence::text FROM pg_class WHERE oid = '{table}'::regclass
         UNION ALL SELECT 'triggers', count(*)::text FROM pg_trigger
-            WHERE tgrelid = '{table}'::regclass AND NOT tgisinternal AND tgenabled <> 'D'",
+            WHERE tgrelid = '{table}'::regclass AND NOT tgisinternal AND tgenabled <> 'D'
+        UNION ALL SELECT 'rules', count(*)::text FROM pg_rewrite
+            WHERE ev_class = '{table}'::regclass AND ev_enabled <> 'D'
+        UNION ALL SELECT 'row_security', row_security_active('{table}'::regclass)::text
+        UNION ALL SELECT 'notifies', has_function_privilege('pg_notify(text, text)', 'EXECUTE')::text",
         table = table.quoted('"').replace('\'', "''")
     );
     let rows = sqlx::raw_sql(AssertSqlSafe(of_table)).fetch_all(on).await?;
@@ -36,6 +40,21 @@ pub(super) const SETTINGS: &[(&str, Judge)] = &[
         let advice = "look at the triggers of the table of the locks: one that changes or leaves out what is written can have \
                       locks lost, or granted twice";
         unless(value == "0", Finding::warning("triggers", value, advice))
+    }),
+    ("rules", |value, _| {
+        let advice = "drop the rules of the table of the locks (DROP RULE): one that replaces what is written has grants \
+                      answered that are not stored";
+        unless(value == "0", Finding::danger("rules", value, advice))
+    }),
+    ("row_security", |value, _| {
+        let advice = "ALTER TABLE ... DISABLE ROW LEVEL SECURITY, or give the user of the locks BYPASSRLS: with a policy a \
+                      user may not see the row of a lock that is held, or not write it";
+        unless(value == "false", Finding::danger("row_security", value, advice))
+    }),
+    ("notifies", |value, _| {
+        let advice = "GRANT EXECUTE ON FUNCTION pg_notify(text, text): releases are refused without it, and \
+                      locks last until their leases have ended";
+        unless(value == "true", Finding::danger("pg_notify", value, advice))
     }),
     ("server_version", |value, _| {
         unless(leading(value) >= 12, Finding::danger("version", value, "dlock needs PostgreSQL 12 or later"))
@@ -66,9 +85,22 @@ pub(super) const SETTINGS: &[(&str, Judge)] = &[
     ("standbys", |value, facts| {
         let names = standbys(facts);
         let found = format!("{value} are connected, synchronous_standby_names is {names:?}");
-        let advice =
-            "a failover may forget the newest grants, which are then given again: name synchronous standbys";
-        unless(value == "0" || !names.is_empty(), Finding::warning("standbys", found, advice))
+        let waits =
+            facts.get("synchronous_commit").is_some_and(|commit| commit != "off" && commit != "local");
+        match (value == "0", names.is_empty()) {
+            (true, false) if waits => Finding::danger(
+                "standbys",
+                found,
+                "bring a synchronous standby back, or take it out of synchronous_standby_names: until then no commit \
+                 ends, and nothing is granted, renewed or released",
+            ),
+            (false, true) => Finding::warning(
+                "standbys",
+                found,
+                "a failover may forget the newest grants, which are then given again: name synchronous standbys",
+            ),
+            _ => Finding::fine("standbys", found),
+        }
     }),
     ("autovacuum", |value, _| {
         let advice = "set it to on: each acquire and release leaves a dead row";

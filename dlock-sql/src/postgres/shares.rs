@@ -140,10 +140,11 @@ impl ShareTable for PostgresServer {
             ON CONFLICT (key) DO UPDATE SET token = held.token WHERE false",
             Bytes(bytes(&ask.key)).literal()
         );
-        // What is taken over stands there as ours by now, or there is nothing to take.
-        let (free, other_number, is_shown) = match ask.takes_over {
-            Some(_) => ("busy", "(permits > 0) <> (of > 0)", "AND is_held"),
-            None => ("granted", "permits <> of", ""),
+        // What is taken over stands there as ours by now, or there is nothing to take. A preference ends with a grant
+        // to one alone, also by the statement that knows nothing of it: the line about the last grant tells.
+        let (free, other_number, is_shown, has_it) = match ask.takes_over {
+            Some(_) => ("busy", "(permits > 0) <> (of > 0)", "AND is_held", "false"),
+            None => ("granted", "permits <> of", "", "total.own IS NOT NULL"),
         };
         let take = format!(
             r"WITH {asked}, {standing}, total AS MATERIALIZED (
@@ -152,12 +153,13 @@ impl ShareTable for PostgresServer {
             ), preferred AS MATERIALIZED (
                 SELECT held.token = asked.token AS is_own, held.fence AS since, least(held.expires,
                     'epoch'::timestamptz + held.fence * interval '1 microsecond' + {preference} * interval '1 microsecond') AS until
-                FROM asked JOIN {table} AS held ON held.key = asked.preferred
+                FROM asked JOIN {table} AS held ON held.key = asked.preferred JOIN main ON main.holder LIKE '% {SEVERAL}=%'
                 WHERE held.token IS NOT NULL AND held.expires > now AND held.fence + 2 * {preference} > {now}
             ){line}, judged AS MATERIALIZED (
                 SELECT CASE
                     WHEN {is_taken} AND NOT several THEN CASE WHEN of > 0 THEN 'conflict'
                         WHEN alone = 1 AND main.token = asked.token THEN 'adopted' ELSE 'busy' END
+                    WHEN {has_it} THEN 'adopted'
                     WHEN several AND {other_number} AND (permits > 0 OR total.taken > 0) THEN 'conflict'
                     WHEN total.own IS NOT NULL THEN 'adopted'
                     WHEN CASE WHEN alone = 1 THEN total.taken > 0 ELSE of > 0 AND total.taken + take > of END THEN 'busy'
@@ -208,8 +210,8 @@ impl ShareTable for PostgresServer {
                 seen.fence, {seen_left}, seen.holder, {place}
             FROM asked, main, total, judged LEFT JOIN seen ON true",
             standing = standing(&table),
-            // Whose turn it is, is said by the line alone.
-            has_no_turn = ask.stand.is_none(),
+            // Whose turn it is, is said by the line alone; what takes over asks for no turn.
+            has_no_turn = ask.stand.is_none() && ask.takes_over.is_none(),
             shared = format_args!("decode('{}', 'hex')", hex(&SHARED)),
             preference = micros(PREFERENCE),
             now = us("now"),

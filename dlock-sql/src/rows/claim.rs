@@ -1,5 +1,6 @@
 //! One claim on a row.
 
+mod attempts;
 mod several;
 
 use std::fmt;
@@ -7,25 +8,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
-use dlock_core::backend::{
-    Attempt, Claim, ClaimRequest, Mode, Renewed, RequestClock, Signal, Withdrawal, within,
-};
+use dlock_core::backend::{Attempt, Claim, ClaimRequest, Mode, Renewed, RequestClock, Signal, Withdrawal};
 use dlock_core::{Clock, ErrorKind, Failure, Fence};
 use tokio::time::Instant;
 
+use self::attempts::Attempts;
 use super::Rows;
 use super::lease_table::LeaseTable;
 use super::line::Place;
 use super::steps::{AwaitRelease, Downgrade, Leave, Take, TakeOver};
 use super::together::release_together;
-use crate::gateway::{Holding, Kind, Progress, ask_together};
+use crate::gateway::{Holding, Kind, ask_together};
 use crate::limits::Limits;
 use crate::protocol::{Ask, Released, Taken};
 use crate::questions::Turn;
 use crate::stored;
-
-/// How long a withdrawal waits for the outcome of an attempt before it goes ahead.
-const OUTCOME: Duration = Duration::from_millis(200);
 
 /// A claim on a lease row of a database server.
 pub struct RowClaim<S: LeaseTable> {
@@ -34,10 +31,7 @@ pub struct RowClaim<S: LeaseTable> {
     clock: RequestClock,
     /// How many fences the next attempt reserves.
     reserves: u32,
-    /// Attempts that were made and, as far as is known, not answered yet.
-    unanswered: Vec<Arc<Progress>>,
-    /// The outcome of an earlier attempt is not known: it may have taken the lock.
-    unknown: bool,
+    in_flight: Attempts,
     held: Option<Holding>,
     /// From when the lease counts.
     since: Instant,
@@ -68,8 +62,7 @@ impl<S: LeaseTable> RowClaim<S> {
             request,
             clock: RequestClock::new(Clock::system()),
             reserves: 1,
-            unanswered: Vec::new(),
-            unknown: false,
+            in_flight: Attempts::default(),
             held: None,
             since: Instant::now(),
             contended: false,
@@ -81,22 +74,6 @@ impl<S: LeaseTable> RowClaim<S> {
 
     fn limits(&self) -> Limits {
         Limits::of(self.request.request_timeout, self.request.lease)
-    }
-
-    /// One attempt more that is not answered.
-    fn sent(&mut self) -> Arc<Progress> {
-        self.unanswered.retain(|earlier| !earlier.try_cancel());
-        let progress = Arc::new(Progress::of_attempt(&self.clock));
-        self.unanswered.push(Arc::clone(&progress));
-        progress
-    }
-
-    /// The answer to the last attempt, which is noted.
-    fn answered<T>(&mut self, answer: Result<T, Failure>) -> Result<T, Failure> {
-        self.unanswered.retain(|earlier| !earlier.try_cancel());
-        // What failed without having been sent, or was answered, leaves nothing open.
-        self.unknown = answer.is_err() && !self.unanswered.is_empty();
-        answer
     }
 
     async fn release(&self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
@@ -125,23 +102,10 @@ impl<S: LeaseTable> RowClaim<S> {
     async fn give_back(&mut self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
         self.listener = None;
         self.rows.check()?;
-        self.unanswered.retain(|attempt| !attempt.try_cancel());
-        for attempt in &self.unanswered {
-            let _ = within(OUTCOME, attempt.ended()).await;
-        }
-        // What is over now was carried out before the release that follows, or never will be; what was sent too long
-        // ago left nothing that has not ended by itself.
-        let lease = self.request.lease;
-        let open: Vec<bool> = self
-            .unanswered
-            .iter()
-            .map(|attempt| !attempt.try_cancel() && !attempt.is_older_than(lease))
-            .collect();
+        self.in_flight.end(self.request.lease).await;
         let withdrawn = self.release(taken_for).await?;
-        let mut open = open.into_iter();
-        self.unanswered.retain(|_| open.next().unwrap_or(false));
         (self.held, self.keeps_out, self.place) = (None, false, Place::default());
-        Ok(if self.unanswered.is_empty() { withdrawn } else { withdrawn.unsettled() })
+        Ok(if self.in_flight.withdrawn() { withdrawn } else { withdrawn.unsettled() })
     }
 }
 
@@ -151,6 +115,7 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        self.in_flight.look();
         // Nothing was sent when there is no time left for it.
         self.rows.ready(self.request.request_timeout * 3 / 4).await?;
         let server = Arc::clone(self.rows.connections.server());
@@ -167,18 +132,18 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
             return self.attempt_share().await;
         }
         // The first attempt needs no place: a lock for which waiters stand in line is not free.
-        if self.request.fair && (self.contended || self.unknown || !self.unanswered.is_empty()) {
+        if self.request.fair && (self.contended || !self.in_flight.is_empty()) {
             return self.attempt_in_line().await;
         }
         self.since = Instant::now();
         let ClaimRequest { key, token, lease, .. } = &self.request;
         // What others of this process learn does not say whether it is this token that holds the lock.
         let left = self.request.takes_over;
-        let fresh = !self.unknown && left.is_none();
+        let fresh = self.in_flight.is_empty() && left.is_none();
         let fences = if fresh { self.reserves } else { 1 };
         let holder = stored::line(&self.request, fences);
         let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder, fences };
-        let contended = self.contended && self.unanswered.is_empty();
+        let contended = self.contended && self.in_flight.is_empty();
         let (connections, mut limits) = (Arc::clone(&self.rows.connections), self.limits());
         let rows = Arc::clone(&self.rows);
         let mut asking = None;
@@ -203,8 +168,10 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
             }
             true => match route.line() {
                 Some(lane) => {
-                    self.unknown = true;
-                    ask_together(&connections, &lane, ask.clone(), limits, &self.sent()).await
+                    let attempt = self.in_flight.begin(&self.clock);
+                    let answer = ask_together(&connections, &lane, ask.clone(), limits, &attempt).await;
+                    self.in_flight.answered(&attempt, &answer);
+                    answer
                 }
                 None => Ok(None),
             },
@@ -212,18 +179,20 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
         let answer = match joint.transpose() {
             Some(answer) => answer,
             None => {
-                self.unknown = true;
-                let (ask, sent) = (ask.clone(), self.sent());
-                match left {
+                let (ask, attempt) = (ask.clone(), self.in_flight.begin(&self.clock));
+                let sent = Arc::clone(&attempt);
+                let answer = match left {
                     None => connections.begin(route, Take(ask, contended), limits, sent).await,
                     Some(left) => connections.begin(route, TakeOver(ask, left), limits, sent).await,
-                }
+                };
+                self.in_flight.answered(&attempt, &answer);
+                answer
             }
         };
         if let (Some(asking), Ok(taken)) = (asking, &answer) {
             asking.found_taken(ask.seen_by_others(taken));
         }
-        match self.answered(answer)? {
+        match answer? {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (Some(self.rows.connections.hold()), None);
                 // Were the next attempt to look first, it would take its own lock for another owner's.
@@ -246,8 +215,10 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
                     _ => {}
                 }
                 self.seen = holder.as_ref().and_then(|holder| holder.fence);
-                let left = holder.as_ref().and_then(|holder| holder.expires_in);
-                Ok(Attempt::Busy(stored::busy(holder, left)))
+                // The row of a key that several read lasts as long as the last of them.
+                let shown = holder.as_ref().filter(|of| left.is_some() || of.mode == Mode::Exclusive);
+                let ends = shown.and_then(|holder| holder.expires_in);
+                Ok(Attempt::Busy(stored::busy(holder, ends)))
             }
         }
     }
@@ -328,10 +299,7 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
     }
 
     fn is_clean(&self) -> bool {
-        self.held.is_none()
-            && !self.keeps_out
-            && self.place.number.is_none()
-            && self.unanswered.iter().all(|attempt| attempt.try_cancel())
+        self.held.is_none() && !self.keeps_out && self.place.number.is_none() && self.in_flight.is_clean()
     }
 }
 

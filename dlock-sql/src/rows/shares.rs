@@ -84,7 +84,8 @@ impl ShareAsk {
             share: stored::share_line(*mode, &line),
             line,
             fences,
-            prefers: request.has_preference(),
+            // What takes over waits for nobody.
+            prefers: request.has_preference() && request.takes_over.is_none(),
             takes_over: request.takes_over,
             stand,
         }

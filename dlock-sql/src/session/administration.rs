@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use dlock_core::backend::{Forced, sleep};
+use dlock_core::backend::{Administration, BoxedFuture, Forced, boxed, sleep};
 use dlock_core::{Failure, Holder, Key};
 
 use super::Sessions;
@@ -16,11 +16,24 @@ use crate::failure::unchanged;
 use crate::gateway::Step;
 use crate::limits::QUESTION;
 use crate::protocol::SqlResult;
+use crate::question::asked;
 
 /// How long a list may take.
 const LISTING: Duration = Duration::from_secs(25);
 /// The pauses before it is asked again whether a session has ended.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+
+impl<M: Strategy> Administration for Sessions<M> {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        let sessions = self.clone();
+        boxed(asked(async move { sessions.list().await }))
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        let sessions = self.clone();
+        boxed(asked(async move { sessions.force(&key, seen.as_deref()).await }))
+    }
+}
 
 impl<M: Strategy> Sessions<M> {
     pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
@@ -29,7 +42,7 @@ impl<M: Strategy> Sessions<M> {
         Ok(owner.map(|(_, holder)| holder))
     }
 
-    pub(super) async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+    async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
         self.handles.ready(QUESTION).await?;
         self.others.ask(List::<M>(PhantomData), LISTING).await.map_err(unchanged)
     }
@@ -39,7 +52,7 @@ impl<M: Strategy> Sessions<M> {
     }
 
     /// Ends the session that keeps the lock, or only if its holder was seen, and waits until the server has done so.
-    pub(super) async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
+    async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
         self.handles.ready(QUESTION).await?;
         let Some((session, holder)) = self.owner(key).await.map_err(unchanged)? else {
             return Ok(Forced::Free);

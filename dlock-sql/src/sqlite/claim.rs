@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Attempt, Busy, ClaimRequest, Grant, Mode, Renewed, RequestClock, Signal, Withdrawal,
+    Attempt, Busy, ClaimRequest, Grant, InFlight, Mode, Renewed, RequestClock, Signal, Withdrawal,
 };
 use dlock_core::{Claim, Clock, ErrorKind, Failure, Fence, Holder, Key};
 use sqlx::Row;
@@ -34,8 +34,8 @@ pub struct SqliteClaim {
     pub(super) request: ClaimRequest,
     /// Where the latest attempt was made.
     database: Option<Arc<Database>>,
-    /// An attempt was sent on this connection, and its outcome was never learnt.
-    pub(super) unsettled: Option<usize>,
+    /// By their writer. All go by the same one, see [`writer`](Self::writer).
+    pub(super) in_flight: InFlight<usize>,
     /// A step that may go on without its caller.
     pub(super) detached: Option<Detached>,
     pub(super) held: bool,
@@ -74,7 +74,7 @@ impl SqliteClaim {
             shared,
             request,
             database: None,
-            unsettled: None,
+            in_flight: InFlight::default(),
             detached: None,
             held: false,
             since: Instant::now(),
@@ -106,7 +106,12 @@ impl SqliteClaim {
             self.forget();
             self.database = Some(Arc::clone(&database));
         }
-        Ok((database, self.unsettled.map_or(Writer::Any, Writer::Same)))
+        Ok((database, self.writer()))
+    }
+
+    /// The writer that must be used: what is in flight comes first there, so that an answer settles it.
+    pub(super) fn writer(&self) -> Writer {
+        self.in_flight.ways().next().map_or(Writer::Any, |lane| Writer::Same(*lane))
     }
 
     /// The lock's row is taken if it is free or ours, or was left for this claim to take over; the last of the fences
@@ -125,7 +130,7 @@ impl SqliteClaim {
             None => (&database.statements.take, line::bounds(&request.key)),
             Some(left) => (&database.statements.take_over, [left.as_bytes().to_vec(), Vec::new()]),
         };
-        let before = self.unsettled.replace(lane);
+        self.in_flight.begin(lane);
         let answer = turn
             .run(until, |now| {
                 sqlx::query(statement.clone())
@@ -144,14 +149,14 @@ impl SqliteClaim {
         drop(turn);
         match answer.and_then(|answer| answer.rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()) {
             Ok(fence) => {
-                self.unsettled = None;
+                self.in_flight.answered(&lane);
                 let lease = self.request.lease;
                 Ok(fence.map(|last| stored::grant(lease, stored::fence(last), fences)))
             }
             Err(error) => {
                 let failure = classify(error, database.connections.path());
                 if failure.kind() != ErrorKind::Unknown {
-                    self.unsettled = before;
+                    self.in_flight.took_nothing(&lane);
                 }
                 Err(failure)
             }
@@ -167,7 +172,7 @@ impl SqliteClaim {
             self.forget();
             return None;
         }
-        Some((database, self.unsettled.map_or(Writer::Any, Writer::Same), self.until()))
+        Some((database, self.writer(), self.until()))
     }
 
     fn forget(&mut self) {
@@ -179,7 +184,7 @@ impl SqliteClaim {
         if let Some(database) = self.database.as_ref().filter(|_| self.held) {
             database.ended(&self.request.token);
         }
-        self.unsettled = None;
+        self.in_flight.clear();
         (self.held, self.keeps_out, self.place) = (false, false, Place::default());
     }
 
@@ -204,7 +209,7 @@ impl SqliteClaim {
         .await;
         self.detached = None;
         if matches!(&answer, Err(failure) if failure.kind() == ErrorKind::Unknown) {
-            self.unsettled = writer.get().copied().or(self.unsettled);
+            writer.get().into_iter().for_each(|lane| self.in_flight.begin(*lane));
         }
         answer
     }
@@ -217,7 +222,7 @@ impl SqliteClaim {
     pub(super) async fn settle(&mut self) {
         if let Some(Detached { writer, ended }) = &mut self.detached {
             let _ = ended.await;
-            self.unsettled = writer.get().copied().or(self.unsettled);
+            writer.get().into_iter().for_each(|lane| self.in_flight.begin(*lane));
             self.detached = None;
         }
     }
@@ -225,7 +230,7 @@ impl SqliteClaim {
     /// Returns the answer to an attempt of a waiter in line where none has to be written: its place is kept for long
     /// enough, and it is not its turn.
     async fn look_in_line(&mut self, database: &Database, until: Until) -> Result<Option<Attempt>, Failure> {
-        let (Some(number), None) = (self.place.number, self.unsettled) else { return Ok(None) };
+        let (Some(number), true) = (self.place.number, self.in_flight.is_empty()) else { return Ok(None) };
         if self.place.pauses() {
             return Ok(Some(Attempt::Busy(Busy::default())));
         }
@@ -291,7 +296,7 @@ impl Claim for SqliteClaim {
         // Writing first costs one statement when the lock is free. When it is not, reading is what disturbs others
         // least.
         for _ in 0..3 {
-            if self.contended && self.unsettled.is_none() {
+            if self.contended && self.in_flight.is_empty() {
                 match read(&database, &self.request.key, until).await {
                     Ok(Standing::Free) => {}
                     Ok(Standing::Held(holder)) => {
@@ -311,7 +316,7 @@ impl Claim for SqliteClaim {
                     Err(failure) => return Err(failure),
                 }
             }
-            let is_first = self.unsettled.is_none() && self.request.takes_over.is_none();
+            let is_first = self.in_flight.is_empty() && self.request.takes_over.is_none();
             let fences = if is_first { self.reserves } else { 1 };
             if let Some(grant) = self.take(&database, writer, until, fences).await? {
                 // Were the next attempt to look first, it would take its own lock for another owner's.
@@ -431,7 +436,7 @@ impl Claim for SqliteClaim {
 
     fn is_clean(&self) -> bool {
         self.detached.is_none()
-            && self.unsettled.is_none()
+            && self.in_flight.is_empty()
             && !self.held
             && !self.keeps_out
             && self.place.number.is_none()

@@ -23,7 +23,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{BatchAttempt, ClaimRequest, Finding, Forced, LockId, Occupancy, boxed};
+use dlock_core::backend::{
+    Administration, BatchAttempt, BoxedFuture, ClaimRequest, Finding, Forced, LockId, Occupancy, boxed,
+};
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result};
 
 pub use claim::SqliteClaim;
@@ -113,15 +115,6 @@ impl Sqlite {
         options.open().await
     }
 
-    /// Frees a lock whoever holds it, or only if all of them were seen.
-    async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
-        let (key, seen) = (key.clone(), seen.map(<[Holder]>::to_vec));
-        let force = move |database: Arc<Database>| {
-            detached(async move { database.force(&key, seen.as_deref()).await })
-        };
-        self.0.ask(force).await
-    }
-
     /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than`
     /// ago, and says how many. A row of a key is about 180 bytes and is kept for the key's fence; where keys do not
     /// come back (orders, requests), call this now and then. Fences go on growing: the table keeps the highest one.
@@ -201,7 +194,6 @@ impl Backend for Sqlite {
         Capabilities::basic()
             .with_fencing()
             .with_polling(Duration::from_millis(1), Duration::from_millis(50))
-            .with_administration()
             .with_sharing()
             .with_downgrading()
             .with_permits()
@@ -238,21 +230,8 @@ impl Backend for Sqlite {
         self.0.ask(move |database| detached(async move { database.occupancy(&key).await })).await
     }
 
-    async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-        let key = key.clone();
-        self.0.ask(move |database| detached(async move { database.resize(&key, permits).await })).await
-    }
-
-    async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
-        self.0.ask(move |database| async move { database.holders().await }).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool, Failure> {
-        Ok(self.force(key, None).await? == Forced::Released)
-    }
-
-    async fn force_release_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-        self.force(key, Some(seen)).await
+    fn administration(&self) -> Option<&dyn Administration> {
+        Some(self)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
@@ -261,6 +240,22 @@ impl Backend for Sqlite {
 
     async fn close(&self) {
         self.0.close().await;
+    }
+}
+
+impl Administration for Sqlite {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        boxed(self.0.ask(move |database| async move { database.holders().await }))
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        boxed(
+            self.0.ask(move |database| detached(async move { database.force(&key, seen.as_deref()).await })),
+        )
+    }
+
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        boxed(self.0.ask(move |database| detached(async move { database.resize(&key, permits).await })))
     }
 }
 

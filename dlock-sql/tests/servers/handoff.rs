@@ -1,7 +1,7 @@
 //! What a row keeps for those who pass the lock on inside their process, and for those who wait elsewhere.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock_core::backend::{Attempt, Withdrawal};
 use dlock_core::{Backend, Claim, Key};
@@ -11,6 +11,14 @@ use crate::by_hand::{busy, granted, request};
 use crate::support::{Db, on_both, take};
 
 const LEASE: Duration = Duration::from_secs(30);
+
+/// Ends after a time that is shorter than what a timer can tell.
+async fn after(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        tokio::task::yield_now().await;
+    }
+}
 
 on_both! {
     async fn the_next_fence_is_higher_than_all_that_were_reserved_with_a_lock<D: Db>(db: D) {
@@ -37,7 +45,12 @@ on_both! {
 
     async fn who_does_not_know_what_an_earlier_attempt_reserved_has_one_fence_of_it<D: Db>(db: D) {
         let backend = db.backend().await;
-        for (n, key) in (0..30).map(|n| (n, format!("k{n}"))) {
+        let mut adopted = 0;
+        // How soon an attempt is sent depends on the machine.
+        for (n, key) in (0..300).map(|n| (n, format!("k{n}"))) {
+            if n >= 30 && adopted > 0 {
+                break;
+            }
             let mut claim = backend.claim(request(&key, LEASE).await);
             claim.reserve(64);
             let given_up = {
@@ -45,7 +58,7 @@ on_both! {
                 tokio::select! {
                     biased;
                     _ = attempt => false,
-                    () = tokio::time::sleep(Duration::from_micros(n * 100)) => true,
+                    () = after(Duration::from_micros(n % 60 * 50)) => true,
                 }
             };
             if !given_up {
@@ -53,13 +66,16 @@ on_both! {
             }
             claim.reserve(8);
             let grant = granted(claim.attempt().await.unwrap());
-            assert_eq!(grant.reserved, 1);
+            // What was given up before it was sent reserved nothing.
+            assert!([1, 8].contains(&grant.reserved), "{} fences", grant.reserved);
+            adopted += usize::from(grant.reserved == 1);
             let seen = backend.inspect(&Key::new(&key).unwrap()).await.unwrap().unwrap();
             assert_eq!(seen.fence, grant.fence, "the row says of no more fences");
             let _ = claim.withdraw().await.unwrap();
             let mut next = backend.claim(request(&key, LEASE).await);
             assert!(granted(next.attempt().await.unwrap()).fence > grant.fence);
         }
+        assert!(adopted > 0, "no attempt was given up after it was sent");
     }
 
     async fn a_release_tells_that_somebody_waits_elsewhere<D: Db>(db: D) {

@@ -21,6 +21,7 @@ mod poolers;
 mod pools;
 mod rights;
 mod rows;
+mod rules;
 mod settings;
 mod shares;
 mod strangers;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::Mode;
+use dlock_core::backend::{Administration, Mode};
 use dlock_core::{Backend, Claim, ErrorKind, Key, Locks, Wait};
 
 use crate::by_hand::request;
@@ -237,7 +237,7 @@ async fn permits_whose_grant_was_lost_on_its_way_are_adopted_also_after_a_resize
     request.mode = Mode::Permits { of: 4, take: 1 };
     let mut claim = backend.claim(request);
     let first = granted(claim.attempt().await.unwrap());
-    assert_eq!(backend.resize(&Key::new("k").unwrap(), 8).await.unwrap(), Some(4));
+    assert_eq!(backend.resize(Key::new("k").unwrap(), 8).await.unwrap(), Some(4));
     let again = granted(claim.attempt().await.unwrap());
     assert_eq!(again.fence, first.fence);
 }

@@ -67,7 +67,7 @@ impl<B: Backend + Clone> MutantClaim<B> {
         if self.is(Mutation::TakesOverWhatIsFree) && !is_free {
             return Ok(Attempt::Busy(Busy::default()));
         }
-        let _ = self.mutant.backend.force_release(&self.request.key).await?;
+        let _ = self.mutant.sound().force_release(self.request.key.clone(), None).await?;
         self.request.takes_over = None;
         self.claim = Some(self.mutant.backend.claim(self.request.clone()));
         self.claim()?.attempt().await
@@ -204,7 +204,7 @@ impl<B: Backend + Clone> Claim for MutantClaim<B> {
             Mutation::LengthensWhatIsLeft => {
                 let (backend, key) = (&self.mutant.backend, &self.request.key);
                 if backend.inspect(key).await?.is_some_and(|holder| holder.left_behind) {
-                    let _ = backend.force_release(key).await?;
+                    let _ = self.mutant.sound().force_release(key.clone(), None).await?;
                     self.claim = Some(backend.claim(self.request.clone()));
                     let _ = self.claim()?.attempt().await?;
                 }

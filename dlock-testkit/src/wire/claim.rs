@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, BatchAttempt, ClaimRequest, Renewed, RequestClock, Signal, Withdrawal};
+use dlock_core::backend::{
+    Attempt, BatchAttempt, ClaimRequest, InFlight, Renewed, RequestClock, Signal, Withdrawal,
+};
 use dlock_core::{Backend, Claim, Failure};
 use tokio::sync::OwnedMutexGuard;
 
@@ -17,14 +19,13 @@ pub struct WiredClaim<B: Backend> {
     request: ClaimRequest,
     /// Requests queue here in the order they were sent, as on a connection.
     claim: Arc<tokio::sync::Mutex<B::Claim>>,
-    /// A request is under way, or its answer was lost.
-    unsettled: bool,
+    in_flight: InFlight<()>,
 }
 
 impl<B: Backend> WiredClaim<B> {
     pub(super) fn new(shared: Arc<WiredShared<B>>, request: ClaimRequest) -> Self {
         let claim = Arc::new(tokio::sync::Mutex::new(shared.backend.claim(request.clone())));
-        Self { shared, request, claim, unsettled: false }
+        Self { shared, request, claim, in_flight: InFlight::default() }
     }
 
     fn note_granted(&self) {
@@ -38,12 +39,12 @@ impl<B: Backend> WiredClaim<B> {
         serve: impl FnOnce(OwnedMutexGuard<B::Claim>) -> WireFuture<T> + Send,
     ) -> Result<T, Failure> {
         self.shared.wire.count(request);
-        self.unsettled = true;
+        self.in_flight.begin(());
         let claim = Arc::clone(&self.claim).lock_owned().await;
         let answer = self.shared.wire.carry(serve(claim)).await;
         self.shared.wire.count_returned(request);
         let answer = answer?;
-        self.unsettled = false;
+        self.in_flight.clear();
         Ok(answer)
     }
 }
@@ -54,10 +55,9 @@ pub(super) async fn attempt_all<B: Backend>(
     claims: &mut [&mut WiredClaim<B>],
 ) -> Result<BatchAttempt, Failure> {
     shared.wire.count(WireRequest::Attempt);
-    let mut were_unsettled = Vec::with_capacity(claims.len());
     let mut locked = Vec::with_capacity(claims.len());
     for claim in claims.iter_mut() {
-        were_unsettled.push(std::mem::replace(&mut claim.unsettled, true));
+        claim.in_flight.begin(());
         locked.push(Arc::clone(&claim.claim).lock_owned().await);
     }
     let store = Arc::clone(shared);
@@ -69,11 +69,13 @@ pub(super) async fn attempt_all<B: Backend>(
     shared.wire.count_returned(WireRequest::Attempt);
     let answer = answer?;
     let granted = matches!(answer, BatchAttempt::Granted(_));
-    for (claim, was_unsettled) in claims.iter_mut().zip(were_unsettled) {
-        // What an earlier request took may still be there when this one took nothing.
-        claim.unsettled = was_unsettled && !granted;
+    for claim in claims.iter_mut() {
         if granted {
+            claim.in_flight.clear();
             claim.note_granted();
+        } else {
+            // What an earlier request took may still be there.
+            claim.in_flight.took_nothing(&());
         }
     }
     Ok(answer)
@@ -142,7 +144,7 @@ impl<B: Backend> Claim for WiredClaim<B> {
     }
 
     fn is_clean(&self) -> bool {
-        !self.unsettled && self.claim.try_lock().is_ok_and(|claim| claim.is_clean())
+        self.in_flight.is_empty() && self.claim.try_lock().is_ok_and(|claim| claim.is_clean())
     }
 }
 

@@ -1,8 +1,10 @@
 //! The cases of the conformance suite, and which of them a backend may leave out.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use dlock_core::{Backend, Capabilities, Failure};
+use dlock_core::backend::{Administration, BoxedFuture, Forced, Unadministered, boxed};
+use dlock_core::{Backend, Capabilities, Failure, Holder, Key};
 use dlock_testkit::conformance::{
     ADMINISTRATION, Arguments, CARRYING, CARRYING_SHARES, Case, DOWNGRADING, FAIRNESS, Harness, LEAVING,
     PERMITS, SHARING, WAITERS, WITH_FENCES, account_for, cases, is_wanted, tests,
@@ -33,10 +35,35 @@ fn a_suite_of_which_nothing_is_left_is_not_wanted() {
     assert_eq!(wanted(&["no such case"]), [false, false]);
 }
 
-struct Bare(dlock_core::Memory);
+struct Bare(dlock_core::Memory, Option<Refusing>);
 
 #[derive(Debug)]
-struct NoFences(dlock_core::Memory);
+struct NoFences(dlock_core::Memory, Option<Refusing>);
+
+/// An administration that is there, and cannot do something.
+#[derive(Clone, Copy, Debug)]
+enum Refusing {
+    Everything,
+    Waiters,
+}
+
+impl Administration for NoFences {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        match self.1 {
+            Some(Refusing::Waiters) => self.0.holders(),
+            _ => Unadministered.holders(),
+        }
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        self.0.force_release(key, seen)
+    }
+
+    fn waiters(&self, key: Key) -> Option<BoxedFuture<'_, Result<Vec<Holder>, Failure>>> {
+        // Of the key that is asked for first only.
+        key.as_str().starts_with("dlock").then(|| boxed(async { Ok(Vec::new()) }))
+    }
+}
 
 impl Backend for NoFences {
     type Claim = <dlock_core::Memory as Backend>::Claim;
@@ -49,7 +76,7 @@ impl Backend for NoFences {
         Capabilities::basic()
     }
 
-    fn lock_id(&self, key: &dlock_core::Key) -> dlock_core::backend::LockId {
+    fn lock_id(&self, key: &Key) -> dlock_core::backend::LockId {
         self.0.lock_id(key)
     }
 
@@ -57,7 +84,11 @@ impl Backend for NoFences {
         self.0.claim(request)
     }
 
-    async fn inspect(&self, key: &dlock_core::Key) -> Result<Option<dlock_core::Holder>, Failure> {
+    fn administration(&self) -> Option<&dyn Administration> {
+        self.1.map(|_| self as &dyn Administration)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         self.0.inspect(key).await
     }
 }
@@ -66,13 +97,13 @@ impl Harness for Bare {
     type Backend = NoFences;
 
     async fn open(&self) -> dlock_core::Result<NoFences> {
-        Ok(NoFences(self.0.clone()))
+        Ok(NoFences(self.0.clone(), self.1))
     }
 }
 
 #[test]
 fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
-    let trials = tests("bare", || Bare(dlock_core::Memory::new()));
+    let trials = tests("bare", || Bare(dlock_core::Memory::new(), None));
     let all = cases().count();
     let fenced = cases().filter(|case| case.needs().missing(&Capabilities::basic()).is_some()).count();
     assert!(fenced >= 5);
@@ -90,8 +121,24 @@ fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
     account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], &modes[1..]].concat())
         .unwrap_err();
     account_for(&Capabilities::basic().with_fencing(), &[&named]).unwrap_err();
-    account_for(&Capabilities::basic().with_administration(), &[&named]).unwrap_err();
-    account_for(&Capabilities::basic().with_waiters_shown(), &[&named]).unwrap_err();
+    let mut administered = Capabilities::basic();
+    administered.administered = true;
+    account_for(&administered, &[&named]).unwrap_err();
+    let mut with_waiters = Capabilities::basic();
+    with_waiters.shows_waiters = true;
+    account_for(&with_waiters, &[&named]).unwrap_err();
+}
+
+#[test]
+fn an_administration_that_refuses_what_it_shows_is_noticed() {
+    let name = "what_is_shown_of_administration_is_what_there_is";
+    let case = cases().find(|case| case.name() == name).unwrap();
+    let run = |refusing| case.run(Bare(dlock_core::Memory::new(), refusing), Duration::from_secs(30));
+    run(None).unwrap();
+    let error = run(Some(Refusing::Everything)).unwrap_err();
+    assert!(error.contains("the list of holders"), "{error}");
+    let error = run(Some(Refusing::Waiters)).unwrap_err();
+    assert!(error.contains("the list of waiters"), "{error}");
 }
 
 #[test]

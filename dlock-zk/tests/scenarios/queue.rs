@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::support::{
-    LONG, error_of, fence, locks, patient_locks, places, soon, until, until_in_line, wait_for,
+    LONG, each_has_its_turn, error_of, fence, locks, patient_locks, places, soon, until, until_in_line,
+    wait_for,
 };
 
 /// A place of another library's client.
@@ -146,16 +147,14 @@ async fn waiters_of_one_key_do_not_delay_those_of_another() {
     let server = ZooKeeperServer::start().unwrap();
     let locks = locks(&server, LONG).await;
     let guard = locks.lock("busy").acquire().await.unwrap();
-    let mut waiters: Vec<_> = (0..50).map(|_| wait_for(&locks, "busy")).collect();
+    let waiters: Vec<_> = (0..50).map(|_| wait_for(&locks, "busy")).collect();
     // The holder's is one of them.
     until_in_line(server.admin(), "busy", 16).await;
     for _ in 0..50 {
         locks.lock("idle").acquire().await.unwrap().release().await.unwrap();
     }
     guard.release().await.unwrap();
-    for waiter in &mut waiters {
-        soon("its turn", waiter).await.unwrap().unwrap().release().await.unwrap();
-    }
+    each_has_its_turn(waiters).await;
 }
 
 #[tokio::test]
@@ -177,8 +176,6 @@ async fn a_directory_with_thousands_of_other_children_serves_its_lock() {
     let waiters: Vec<_> = (0..40).map(|_| wait_for(&locks, "room")).collect();
     guard.check().unwrap();
     guard.release().await.unwrap();
-    for waiter in waiters {
-        soon("the lock", waiter).await.unwrap().unwrap().release().await.unwrap();
-    }
+    each_has_its_turn(waiters).await;
     assert_eq!(locks.stats().lost, 0);
 }

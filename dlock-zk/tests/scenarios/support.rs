@@ -7,7 +7,7 @@ use dlock_core::{Error, ErrorKind, Guard, Locks, Wait};
 use dlock_rig::proxy::{Jute, Proxy};
 use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_zk::{ZooKeeper, ZooKeeperBuilder};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// A session that no test waits for the end of.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
@@ -77,6 +77,16 @@ pub(crate) fn before(server: &ZooKeeperServer) -> Proxy {
 pub(crate) fn wait_for(locks: &Locks, key: &str) -> JoinHandle<dlock_core::Result<Guard>> {
     let lock = locks.lock(key).with_wait(Wait::Forever);
     tokio::spawn(async move { lock.acquire().await })
+}
+
+/// Has all waiters of a lock take and release it, in whatever order they come: one whose place was lost with a reply
+/// stands behind the others.
+pub(crate) async fn each_has_its_turn(waiters: Vec<JoinHandle<dlock_core::Result<Guard>>>) {
+    let take = |waiter: JoinHandle<dlock_core::Result<Guard>>| async move {
+        waiter.await.unwrap().unwrap().release().await.unwrap();
+    };
+    let turns: JoinSet<()> = waiters.into_iter().map(take).collect();
+    soon("the turn of all", turns.join_all()).await;
 }
 
 /// The places in line for `key`, in order.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::SharedMemory;
 use crate::backend::shares::{Downgraded, Verdict};
-use crate::backend::{Attempt, Claim, ClaimRequest, Renewed, Signal, Withdrawal};
+use crate::backend::{Attempt, Claim, ClaimRequest, InFlight, Renewed, Signal, Withdrawal};
 use crate::error::Failure;
 
 /// A claim on a lock of [`Memory`].
@@ -15,8 +15,7 @@ pub struct MemoryClaim {
     pub(super) request: ClaimRequest,
     /// How many fences the next attempt reserves.
     reserves: u32,
-    /// A request is under way, or its answer was lost.
-    pub(super) unsettled: bool,
+    pub(super) in_flight: InFlight<()>,
     pub(super) held: bool,
     /// It was said since the last attempt that the lock is free.
     told: bool,
@@ -25,8 +24,9 @@ pub struct MemoryClaim {
 }
 
 impl MemoryClaim {
-    pub(super) const fn new(shared: Arc<SharedMemory>, request: ClaimRequest) -> Self {
-        Self { shared, request, reserves: 1, unsettled: false, held: false, told: false, stands: false }
+    pub(super) fn new(shared: Arc<SharedMemory>, request: ClaimRequest) -> Self {
+        let in_flight = InFlight::default();
+        Self { shared, request, reserves: 1, in_flight, held: false, told: false, stands: false }
     }
 
     /// The server's part of an attempt: one atomic step.
@@ -99,7 +99,7 @@ impl MemoryClaim {
     }
 
     /// Whether it waits, and has to say so when it waits no more.
-    pub(super) fn keeps_others_out(&self) -> bool {
+    fn keeps_others_out(&self) -> bool {
         let request = &self.request;
         if self.held || !request.has_preference() {
             return false;
@@ -132,10 +132,11 @@ impl Claim for MemoryClaim {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        (self.unsettled, self.told) = (true, false);
+        self.in_flight.begin(());
+        self.told = false;
         let answer = self.shared.faults.around(|| self.grant()).await?;
         self.held = matches!(answer, Ok(Attempt::Granted(_)));
-        self.unsettled = self.keeps_others_out();
+        self.in_flight.clear();
         let Ok(Attempt::Busy(mut busy)) = answer else { return answer };
         busy.requeued &= self.stands;
         self.stands = self.request.fair;
@@ -184,20 +185,20 @@ impl Claim for MemoryClaim {
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         let answer = self.shared.faults.around(|| self.remove()).await?;
-        self.unsettled = false;
+        self.in_flight.clear();
         self.held = false;
         Ok(answer)
     }
 
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
         let answer = self.shared.faults.around(|| self.leave_for(taken_for)).await?;
-        self.unsettled = false;
+        self.in_flight.clear();
         self.held = false;
         Ok(answer)
     }
 
     fn is_clean(&self) -> bool {
-        !self.unsettled && !self.held
+        self.in_flight.is_empty() && !self.held && !self.keeps_others_out()
     }
 }
 

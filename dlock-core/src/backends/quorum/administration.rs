@@ -11,7 +11,7 @@ use super::marks::is_mark;
 use super::node::Member;
 use super::round::Round;
 use super::votes::too_few;
-use crate::backend::{Finding, Forced, Host, Occupancy};
+use crate::backend::{Administration, BoxedFuture, Finding, Forced, Host, Occupancy, boxed};
 use crate::error::{ErrorKind, Failure};
 use crate::holder::{Holder, OfNodes};
 use crate::key::Key;
@@ -22,6 +22,22 @@ pub(super) const LISTING: Duration = Duration::from_secs(25);
 const CONNECTING: Duration = Duration::from_secs(5);
 /// How long a node may take to look at itself.
 const DIAGNOSIS: Duration = Duration::from_secs(3);
+
+impl Administration for QuorumShared {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        boxed(self.list())
+    }
+
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        boxed(async move {
+            match seen {
+                Some(seen) => self.force_of(&key, &seen).await,
+                None if self.force(&key).await? => Ok(Forced::Released),
+                None => Ok(Forced::Free),
+            }
+        })
+    }
+}
 
 impl QuorumShared {
     /// One of those who hold it on a majority.
@@ -79,7 +95,7 @@ impl QuorumShared {
     }
 
     /// All that is held on a majority.
-    pub(super) async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
+    async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
         let mut round = Round::new(LISTING, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let member = Arc::clone(member);
@@ -187,7 +203,7 @@ impl QuorumShared {
     }
 
     /// Frees it on all nodes that answer, which are a majority; whether somebody can have held it.
-    pub(super) async fn force(&self, key: &Key) -> Result<bool, Failure> {
+    async fn force(&self, key: &Key) -> Result<bool, Failure> {
         let before = self.all_who_hold(key, false, |_| true).await.map(|before| before.holders).ok();
         let since = Instant::now();
         let held = self.force_all(key).await?;
@@ -201,12 +217,12 @@ impl QuorumShared {
         let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
             let (member, key) = (Arc::clone(member), key.clone());
-            round.ask(place, async move { member.backend().force_release(&key).await });
+            round.ask(place, async move { member.backend().force_release(key, None).await });
         }
         let mut freed = 0;
         let mut count = AnswerCount::new(self);
         while let Some((place, answer)) = round.next().await {
-            freed += usize::from(count.add(place, answer).unwrap_or(false));
+            freed += usize::from(count.add(place, answer) == Some(Forced::Released));
         }
         if count.answered < count.needed {
             return Err(too_few_forced(freed, count, &round));
@@ -215,7 +231,7 @@ impl QuorumShared {
     }
 
     /// Frees it where each node finds nobody but those whom it named, and again where its holder has kept it.
-    pub(super) async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
+    async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
         let since = Instant::now();
         let forced = self.force_once(key, seen).await?;
         if forced != Forced::Released || !self.is_kept(key, Some(seen), since).await? {
@@ -252,7 +268,7 @@ impl QuorumShared {
             let named: Vec<Holder> =
                 named.filter(|(at, _)| *at == place).map(|(_, holder)| holder.clone()).collect();
             let (member, key) = (Arc::clone(member), key.clone());
-            round.ask(place, async move { member.backend().force_release_of(&key, &named).await });
+            round.ask(place, async move { member.backend().force_release(key, Some(named)).await });
         }
         let (mut freed, mut kept) = (0, 0);
         let mut count = AnswerCount::new(self);

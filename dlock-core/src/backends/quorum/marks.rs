@@ -326,8 +326,8 @@ impl Member {
 
     async fn unmark(&self, marks: impl IntoIterator<Item = usize>) -> Result<(), Failure> {
         for key in marks.into_iter().filter_map(|mark| MARKS[mark].as_ref()) {
-            match within(MARKING, self.backend().force_release(key)).await {
-                Some(answer) => drop(answer?),
+            match within(MARKING, self.backend().force_release(key.clone(), None)).await {
+                Some(answer) => _ = answer?,
                 None => return Err(Failure::unknown(format!("no answer within {MARKING:?}"))),
             }
         }

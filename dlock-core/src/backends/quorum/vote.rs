@@ -13,7 +13,7 @@ use super::tally::{CountedVote, VoteStanding, VoteTally, Wishes};
 use crate::backend::dynamic::DynClaim;
 use crate::backend::request_clock::RequestStage;
 use crate::backend::{
-    Attempt, Busy, ClaimRequest, Host, Renewed, RequestClock, Signal, SignalSink, Validity,
+    Attempt, Busy, ClaimRequest, Host, InFlight, Renewed, RequestClock, Signal, SignalSink, Validity,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::{ErrorKind, Failure};
@@ -40,8 +40,7 @@ pub(super) struct Vote {
 
 #[derive(Debug, Default)]
 struct VoteState {
-    /// A request may have taken effect, or may still.
-    unsettled: bool,
+    in_flight: InFlight<()>,
     /// The node has it for us: for how long, and since which request.
     granted: Option<(Validity, Timestamp)>,
     /// The node had it for us once.
@@ -98,8 +97,8 @@ impl Vote {
     /// Asks the node for its vote.
     pub(super) async fn ask(self: Arc<Self>) -> VoteAnswer {
         let since = Instant::now();
-        let mut asked = Asked { vote: &self, outcome: "unanswered", error: None, since, was_unsettled: None };
-        let answer = self.ask_uncounted(&mut asked.was_unsettled).await;
+        let mut asked = Asked { vote: &self, outcome: "unanswered", error: None, since, begun: false };
+        let answer = self.ask_uncounted(&mut asked.begun).await;
         (asked.outcome, asked.error) = match &answer {
             VoteAnswer::Granted => ("granted", None),
             VoteAnswer::Busy(_) => ("busy", None),
@@ -109,17 +108,17 @@ impl Vote {
         answer
     }
 
-    async fn ask_uncounted(self: &Arc<Self>, begun: &mut Option<bool>) -> VoteAnswer {
+    async fn ask_uncounted(self: &Arc<Self>, begun: &mut bool) -> VoteAnswer {
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
         let sent = self.clock.now();
-        let was_unsettled = {
+        {
             let mut state = self.state.lock();
             if state.closed {
                 return VoteAnswer::Failed(Failure::unavailable("it is being released"));
             }
-            std::mem::replace(&mut state.unsettled, true)
-        };
-        *begun = Some(was_unsettled);
+            state.in_flight.begin(());
+        }
+        *begun = true;
         if let Some(written) = &self.written {
             written.begin();
         }
@@ -135,7 +134,8 @@ impl Vote {
             Ok(Attempt::Granted(grant)) => {
                 {
                     let mut state = self.state.lock();
-                    state.unsettled = false;
+                    // What is older may arrive by another connection of the node: `was_granted` has it withdrawn.
+                    state.in_flight.clear();
                     let proof = grant.proven_at.map_or(sent, |proof| proof.min(sent));
                     let validity = match (grant.validity, grant.first_lease) {
                         (Validity::Lease(length), Some(first)) => Validity::Lease(length.min(first)),
@@ -148,7 +148,7 @@ impl Vote {
                 VoteAnswer::Granted
             }
             Ok(Attempt::Busy(busy)) => {
-                self.state.lock().unsettled = was_unsettled;
+                self.state.lock().in_flight.took_nothing(&());
                 VoteAnswer::Busy(busy)
             }
             Err(failure) => {
@@ -156,7 +156,7 @@ impl Vote {
                 // A grant that is worth nothing is withdrawn, and its claim is not used again.
                 state.closed |= failure.is_worthless();
                 if failure.kind() != ErrorKind::Unknown && !failure.is_worthless() {
-                    state.unsettled = was_unsettled;
+                    state.in_flight.took_nothing(&());
                 }
                 drop(state);
                 VoteAnswer::Failed(failure)
@@ -257,7 +257,7 @@ impl Vote {
             if state.done.is_some() {
                 return Ok(());
             }
-            if !state.unsettled && !state.was_granted && claim.is_clean() {
+            if state.in_flight.is_empty() && !state.was_granted && claim.is_clean() {
                 state.done = Some(false);
                 return Ok(());
             }
@@ -335,15 +335,15 @@ impl Vote {
     }
 
     /// Gives up a request that waits to be written, if there is one. It knows that it must not be written any more by
-    /// its clock, so that this vote is not asked for again. `was_unsettled` tells what was before it.
-    fn cancel_queued(&self, was_unsettled: bool) {
+    /// its clock, so that this vote is not asked for again.
+    fn cancel_queued(&self) {
         if !self.written.as_ref().is_some_and(RequestClock::cancel) {
             return;
         }
         let mut state = self.state.lock();
         state.closed = true;
-        state.unsettled = was_unsettled;
-        if !was_unsettled && !state.was_granted {
+        state.in_flight.took_nothing(&());
+        if state.in_flight.is_empty() && !state.was_granted {
             state.done = Some(false);
         }
     }
@@ -364,14 +364,14 @@ impl Vote {
     /// Whether the node did what it was asked and has nothing of ours, as far as is known.
     pub(super) fn is_settled(&self) -> bool {
         let state = self.state.lock();
-        !state.unsettled && state.granted.is_none() && !state.gone
+        state.in_flight.is_empty() && state.granted.is_none() && !state.gone
     }
 
     /// Whether the node certainly has nothing of ours.
     pub(super) fn is_clean(&self) -> bool {
         let state = self.state.lock();
         state.done.is_some()
-            || (!state.unsettled
+            || (state.in_flight.is_empty()
                 && !state.was_granted
                 && self.claim.try_lock().is_ok_and(|claim| claim.is_clean()))
     }
@@ -394,7 +394,7 @@ impl CountedVote for Vote {
             Some((Validity::Session(Some(length)), proof)) => {
                 VoteStanding::Session(proof + length.saturating_sub(margin(length)))
             }
-            None if state.unsettled => VoteStanding::Unsettled,
+            None if state.in_flight.may_arrive() => VoteStanding::Unsettled,
             None => VoteStanding::Missing,
         }
     }
@@ -455,8 +455,8 @@ struct Asked<'a> {
     outcome: &'static str,
     error: Option<ErrorKind>,
     since: Instant,
-    /// Once it was begun: whether an earlier request may have taken effect.
-    was_unsettled: Option<bool>,
+    /// Whether the node's claim was asked.
+    begun: bool,
 }
 
 impl Asked<'_> {
@@ -465,8 +465,8 @@ impl Asked<'_> {
     fn is_overdue(&self) -> bool {
         let vote = self.vote;
         let is_late = self.since.elapsed() >= vote.limit && vote.patience().is_none();
-        if let Some(was_unsettled) = self.was_unsettled {
-            vote.cancel_queued(was_unsettled);
+        if self.begun {
+            vote.cancel_queued();
         }
         is_late
     }

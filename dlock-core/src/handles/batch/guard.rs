@@ -4,15 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
-
+use crate::engine::release;
 use crate::engine::share::Share;
 use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::guard::Guard;
 use crate::handles::held::{Ended, Held};
-use crate::runtime::timer::within;
 
 /// All locks of a [`Batch`](crate::Batch), until this is released or dropped. See [`Guard`] for what a guard is and is
 /// not; a batch is held as long as all of its locks are.
@@ -115,27 +112,14 @@ impl BatchGuard {
     pub async fn release(mut self) -> Result<()> {
         let Some(first) = self.guards.first().map(|guard| Arc::clone(guard.hold())) else { return Ok(()) };
         let guards = std::mem::take(&mut self.guards);
-        let mut releases: FuturesUnordered<_> = guards.into_iter().rev().map(Guard::release).collect();
-        let mut result = Ok(());
-        while let Some(released) = releases.next().await {
-            if result.is_ok() {
-                result = released;
-            } else if let Err(error) = released {
-                first.engine.telemetry.release_of_many_failed(first.subject(), &error);
-            }
-        }
-        result
+        release::all(&first, guards.into_iter().rev().map(Guard::release)).await
     }
 
     /// Releases what was taken before another lock could not be had.
     pub(super) async fn give_back(self, limit: Duration) {
         let Some(first) = self.guards.first() else { return };
         let first = Arc::clone(first.hold());
-        // What is not confirmed by then goes on in the background.
-        let release = Box::pin(within(limit, self.release()));
-        if let Ok(Some(Err(error))) = first.engine.run(release).await {
-            first.engine.telemetry.release_of_many_failed(first.subject(), &error);
-        }
+        release::give_back(&first, limit, self.release()).await;
     }
 }
 

@@ -70,7 +70,7 @@ impl Locks {
         let limit = self.defaults.request_timeout();
         let unanswered = Failure::unavailable(format!("no answer within {limit:?}"));
         let (asked, of) = (Arc::clone(engine), key.clone());
-        let answer = engine.ask(limit, unanswered, async move { asked.backend.waiters(&of).await }).await;
+        let answer = engine.ask(limit, unanswered, async move { asked.backend.waiters(of).await }).await;
         answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
@@ -102,7 +102,8 @@ impl Locks {
     /// # Errors
     ///
     /// * [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend has no semaphores
-    ///   ([`Capabilities::permits`](crate::Capabilities::permits)).
+    ///   ([`Capabilities::permits`](crate::Capabilities::permits)), or cannot be administered
+    ///   ([`Capabilities::administered`](crate::Capabilities::administered)).
     /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): not 1 to 1 000 000 permits.
     /// * [`ErrorKind::Conflict`](crate::ErrorKind::Conflict): the key is a lock.
     /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came; the same may be asked again.
@@ -120,7 +121,7 @@ impl Locks {
         let limit = self.defaults.request_timeout();
         let unanswered = Failure::unknown(format!("no answer within {limit:?}; resize it again"));
         let (asked, of) = (Arc::clone(engine), key.clone());
-        let resize = async move { asked.backend.resize(&of, permits).await };
+        let resize = async move { asked.backend.resize(of, permits).await };
         engine.ask(limit, unanswered, resize).await.map_err(|failure| refuse(failure).of(&key))
     }
 
@@ -158,22 +159,15 @@ impl Locks {
     ///
     /// When dropped, the lock may be taken away or not.
     pub async fn force_release(&self, key: impl AsRef<str> + Send) -> Result<bool> {
-        let engine = &self.engine;
-        let key = Key::new(key).map_err(|failure| engine.error(Operation::Release, failure))?;
-        let limit = self.defaults.request_timeout();
-        let span = engine.telemetry.release_started(Subject { key: &key, site: Site::default() });
-        let forced = async {
-            let unanswered = Failure::unknown(format!("no answer within {limit:?}; look who holds it"));
-            let (asked, of) = (Arc::clone(engine), key.clone());
-            let force = async move { asked.backend.force_release(&of).await };
-            let held = engine.ask(limit, unanswered, force).await?;
-            Telemetry::forced(held);
-            Ok(held)
-        };
-        forced
-            .in_span(span)
-            .await
-            .map_err(|failure: Failure| engine.error(Operation::Release, failure).of(&key))
+        match self.force(key.as_ref(), None, "look who holds it").await? {
+            Forced::Released => Ok(true),
+            Forced::Free => Ok(false),
+            // The contract of backends does not have it.
+            Forced::HeldByOthers => {
+                let what = "the backend says that others hold it; look who does";
+                Err(self.engine.error(Operation::Release, Failure::unknown(what)))
+            }
+        }
     }
 
     /// Takes the lock of `key` away as [`force_release`](Self::force_release) does, if everybody who holds it is among
@@ -213,15 +207,19 @@ impl Locks {
         key: impl AsRef<str> + Send,
         seen: impl IntoIterator<Item = &'a Holder> + Send,
     ) -> Result<Forced> {
+        let seen = seen.into_iter().cloned().collect();
+        self.force(key.as_ref(), Some(seen), "do it again").await
+    }
+
+    async fn force(&self, key: &str, seen: Option<Vec<Holder>>, if_unknown: &str) -> Result<Forced> {
         let engine = &self.engine;
         let key = Key::new(key).map_err(|failure| engine.error(Operation::Release, failure))?;
-        let seen: Vec<Holder> = seen.into_iter().cloned().collect();
         let limit = self.defaults.request_timeout();
         let span = engine.telemetry.release_started(Subject { key: &key, site: Site::default() });
         let forced = async {
-            let unanswered = Failure::unknown(format!("no answer within {limit:?}; do it again"));
+            let unanswered = Failure::unknown(format!("no answer within {limit:?}; {if_unknown}"));
             let (asked, of) = (Arc::clone(engine), key.clone());
-            let force = async move { asked.backend.force_release_of(&of, &seen).await };
+            let force = async move { asked.backend.force_release(of, seen).await };
             let forced = engine.ask(limit, unanswered, force).await?;
             Telemetry::forced(forced == Forced::Released);
             Ok(forced)
@@ -251,7 +249,9 @@ mod tests {
         }
 
         fn capabilities(&self) -> Capabilities {
-            Capabilities::basic()
+            let mut capabilities = Capabilities::basic();
+            (capabilities.administered, capabilities.shows_waiters) = (true, true);
+            capabilities
         }
 
         fn lock_id(&self, key: &Key) -> LockId {
@@ -268,21 +268,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_backend_that_cannot_says_so_with_its_name() {
-        let locks = Locks::new(Least(Memory::new()));
+    async fn a_backend_that_cannot_says_so_with_its_name_and_is_asked_nothing() {
+        let memory = Memory::new();
+        let locks = Locks::new(Least(memory.clone()));
+        memory.faults().set_unavailable(true);
+        let (list, force) = ("list the holders of its locks", "take a lock away from its holder");
         let errors = [
-            locks.holders().await.unwrap_err(),
-            locks.waiters("k").await.unwrap_err(),
-            locks.force_release("k").await.unwrap_err(),
+            (locks.holders().await.unwrap_err(), list),
+            (locks.waiters("k").await.unwrap_err(), "tell who waits for a lock"),
+            (locks.force_release("k").await.unwrap_err(), force),
+            (locks.force_release_of("k", &[]).await.unwrap_err(), force),
+            (locks.resize_semaphore("k", 2).await.unwrap_err(), "change the number of permits"),
         ];
-        for error in errors {
+        for (error, what) in errors {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
+            let says = error.to_string();
             assert!(
-                error.to_string().contains("on least: ") && error.to_string().contains("cannot"),
-                "{error}"
+                says.contains("on least: ") && says.contains(&format!("this backend cannot {what}")),
+                "{says}"
             );
         }
-        assert!(!locks.capabilities().administered && !locks.capabilities().shows_waiters);
+        let shown = locks.capabilities();
+        assert!(!shown.administered && !shown.shows_waiters, "whatever the backend says itself");
     }
 
     #[tokio::test(start_paused = true)]
@@ -304,21 +311,6 @@ mod tests {
         memory.faults().drop_replies(1);
         assert_eq!(locks.force_release("k").await.unwrap_err().kind(), ErrorKind::Unknown);
         assert!(locks.inspect("k").await.unwrap().is_none());
-    }
-
-    #[tokio::test]
-    async fn what_a_backend_cannot_compare_is_compared_before_it_is_asked() {
-        let memory = Memory::new();
-        let (locks, least) = (Locks::new(memory.clone()), Locks::new(Least(memory)));
-        let guard = locks.lock("k").acquire().await.unwrap();
-        let seen = least.inspect("k").await.unwrap();
-        guard.release().await.unwrap();
-        assert_eq!(least.force_release_of("k", &seen).await.unwrap(), Forced::Free);
-        let _next = locks.lock("k").acquire().await.unwrap();
-        assert_eq!(least.force_release_of("k", &seen).await.unwrap(), Forced::HeldByOthers);
-        let seen = least.inspect("k").await.unwrap();
-        let error = least.force_release_of("k", &seen).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
 
     #[tokio::test]

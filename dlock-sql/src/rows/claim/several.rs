@@ -20,17 +20,18 @@ impl<S: LeaseTable> RowClaim<S> {
     /// One attempt, as one transaction of the server's.
     pub(super) async fn attempt_share(&mut self) -> Result<Attempt, Failure> {
         self.since = Instant::now();
-        let fresh = !std::mem::replace(&mut self.unknown, true);
+        let fresh = self.in_flight.is_empty();
         let fences = if fresh && self.request.mode == Mode::Exclusive { self.reserves } else { 1 };
         let step = TakeShare(ShareAsk::new(&self.request, fences, self.stand()));
         let connections = Arc::clone(&self.rows.connections);
-        let answer =
-            connections.begin(connections.route(Kind::Ordinary), step, self.limits(), self.sent()).await;
-        match self.answered(answer)? {
+        let (attempt, route) = (self.in_flight.begin(&self.clock), connections.route(Kind::Ordinary));
+        let answer = connections.begin(route, step, self.limits(), Arc::clone(&attempt)).await;
+        self.in_flight.answered(&attempt, &answer);
+        match answer? {
             ShareTaken::Granted(fence) => {
                 (self.held, self.listener, self.keeps_out) = (Some(connections.hold()), None, false);
                 self.place = Place::default();
-                self.shared = self.request.mode != Mode::Exclusive || !self.unanswered.is_empty();
+                self.shared = self.request.mode != Mode::Exclusive || !self.in_flight.is_empty();
                 Ok(Attempt::Granted(stored::grant(self.request.lease, fence, fences)))
             }
             ShareTaken::Busy { holder, free_in, prefers, place } => {
@@ -93,10 +94,7 @@ impl<S: LeaseTable> RowClaim<S> {
     /// not its turn.
     async fn look_in_line(&mut self) -> Result<Option<Busy>, Failure> {
         let server = self.rows.connections.server();
-        let (Some(number), false, true) = (self.place.number, self.unknown, self.unanswered.is_empty())
-        else {
-            return Ok(None);
-        };
+        let (Some(number), true) = (self.place.number, self.in_flight.is_empty()) else { return Ok(None) };
         if server.releases().is_some() {
             // It asks seldom, and each time keeps its place.
             return Ok(None);

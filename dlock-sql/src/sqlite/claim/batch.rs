@@ -58,7 +58,7 @@ async fn take(
     until: Until,
 ) -> Result<Option<Vec<Grant>>, Failure> {
     let (mut turn, lane) = database.connections.writer(writer, until).await?;
-    let before: Vec<_> = claims.iter_mut().map(|claim| claim.unsettled.replace(lane)).collect();
+    claims.iter_mut().for_each(|claim| claim.in_flight.begin(lane));
     let answer = turn
         .run(until, |now| {
             sqlx::query(database.statements.batch.take.clone())
@@ -78,14 +78,14 @@ async fn take(
         Err(error) => {
             let failure = classify(error, database.connections.path());
             if failure.kind() != ErrorKind::Unknown {
-                settle(claims, before);
+                claims.iter_mut().for_each(|claim| claim.in_flight.took_nothing(&lane));
             }
             return Err(failure);
         }
     };
     if fences.is_empty() {
         // Nothing was taken now; what an earlier attempt took stays open.
-        settle(claims, before);
+        claims.iter_mut().for_each(|claim| claim.in_flight.took_nothing(&lane));
         return Ok(None);
     }
     let grants = claims.iter_mut().map(|claim| {
@@ -96,13 +96,10 @@ async fn take(
     let grants = grants.collect::<Option<Vec<_>>>();
     let grants = grants.ok_or_else(|| Failure::unknown("the database did not answer for all locks"))?;
     for claim in claims.iter_mut() {
-        (claim.unsettled, claim.held) = (None, true);
+        claim.in_flight.answered(&lane);
+        claim.held = true;
     }
     Ok(Some(grants))
-}
-
-fn settle(claims: &mut [&mut SqliteClaim], before: Vec<Option<usize>>) {
-    claims.iter_mut().zip(before).for_each(|(claim, before)| claim.unsettled = before);
 }
 
 /// Which one somebody else has. When nobody has any by now, the first is to be tried again at once.

@@ -7,7 +7,7 @@ use dlock_core::backend::shares::{Answer, Downgraded, Granted};
 use dlock_core::backend::{
     Attempt, Busy, ClaimRequest, Grant, LEFT_BEHIND, Mode, Renewed, Validity, Withdrawal,
 };
-use dlock_core::{ErrorKind, Failure, Key};
+use dlock_core::{Failure, Key};
 use sqlx::sqlite::SqliteConnection;
 
 use super::state::{State, delete};
@@ -38,7 +38,7 @@ impl SqliteClaim {
     ) -> Result<Attempt, Failure> {
         let used = Arc::new(OnceLock::new());
         let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
-        let (of_claim, fresh) = ((self.reserves, self.place.number), self.unsettled.is_none());
+        let (of_claim, fresh) = ((self.reserves, self.place.number), self.in_flight.is_empty());
         let step = async move {
             let (mut turn, lane) = database.connections.writer(writer, until).await?;
             let _ = noted.set(lane);
@@ -48,11 +48,13 @@ impl SqliteClaim {
         };
         match self.detached(&used, step).await? {
             Taken::Granted(grant) => {
-                (self.unsettled, self.held, self.keeps_out) = (None, true, false);
+                self.in_flight.clear();
+                (self.held, self.keeps_out) = (true, false);
                 self.place = Place::default();
                 Ok(Attempt::Granted(grant))
             }
             Taken::Busy(busy, keeps_out, place) => {
+                self.in_flight.clear();
                 // Until it is granted or withdrawn: the row that says so stays when the others have gone.
                 self.keeps_out |= keeps_out;
                 self.place = place;
@@ -172,7 +174,7 @@ impl SqliteClaim {
         database: &Arc<Database>,
         until: Until,
     ) -> Result<Renewed, Failure> {
-        let writer = self.unsettled.map_or(Writer::Any, Writer::Same);
+        let writer = self.writer();
         let used = Arc::new(OnceLock::new());
         let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
         let step = async move {
@@ -183,8 +185,8 @@ impl SqliteClaim {
             downgraded.map_err(|error| classify(error, database.connections.path()))
         };
         let downgraded = self.detached(&used, step).await;
-        if !matches!(&downgraded, Err(failure) if failure.kind() == ErrorKind::Unknown) {
-            self.unsettled = None;
+        if downgraded.is_ok() {
+            self.in_flight.clear();
         }
         downgraded
     }

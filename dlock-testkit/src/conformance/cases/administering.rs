@@ -12,6 +12,7 @@ use crate::conformance::expect::{error_of, give_back, soon};
 use crate::conformance::{Process, Stage};
 
 cases! {
+    what_is_shown_of_administration_is_what_there_is: Nothing, Easy;
     the_list_of_holders_has_every_lock_that_is_held_and_no_other: Administration, Easy;
     the_list_names_keys_of_any_text_as_they_are: Administration, Easy;
     a_list_of_many_locks_is_complete: Administration, Easy;
@@ -57,6 +58,23 @@ async fn take_away(process: &Process, key: &str) {
         }
     }
     panic!("it is in doubt each time whether it was taken away");
+}
+
+/// Programs go by it: what is shown is answered, and what is not is refused.
+async fn what_is_shown_of_administration_is_what_there_is(stage: Stage) {
+    fn is_there<T>(answer: dlock_core::Result<T>) -> bool {
+        answer.err().is_none_or(|error| error.kind() != ErrorKind::Unsupported)
+    }
+    let (Process { locks, .. }, key) = (stage.process().await, stage.key());
+    let shown = locks.capabilities();
+    assert_eq!(is_there(locks.holders().await), shown.administered, "the list of holders");
+    assert_eq!(is_there(locks.force_release(&key).await), shown.administered, "a release by force");
+    let of_seen = locks.force_release_of(&key, &[]).await;
+    assert_eq!(is_there(of_seen), shown.administered, "a release by force of who was seen");
+    assert_eq!(is_there(locks.waiters(&key).await), shown.shows_waiters, "the list of waiters");
+    if shown.administered && shown.permits {
+        assert!(is_there(locks.resize_semaphore(&key, 2).await), "another number of permits");
+    }
 }
 
 /// Of several processes, with what each tells of itself.

@@ -41,8 +41,8 @@ cases! {
     the_number_is_remembered_while_nobody_has_a_permit: Permits, Easy;
     a_lock_is_no_semaphore_and_a_semaphore_no_lock: Permits, Easy;
     absurd_numbers_of_permits_are_refused_before_any_request: Permits, Easy;
-    an_operator_changes_the_number_of_permits: Permits, Easy;
-    fewer_permits_than_are_taken_grant_none_until_enough_are_back: Permits, Easy;
+    an_operator_changes_the_number_of_permits: PermitsAndAdministration, Easy;
+    fewer_permits_than_are_taken_grant_none_until_enough_are_back: PermitsAndAdministration, Easy;
     all_holders_of_permits_are_known_with_what_they_have: Permits, Easy;
     a_release_by_force_takes_all_permits_back: PermitsAndAdministration, Easy;
     semaphores_of_different_keys_do_not_know_each_other: Permits, Easy;

@@ -292,7 +292,22 @@ impl RedisServer {
     /// When the server does not answer.
     #[must_use]
     pub fn denials(&self) -> usize {
-        self.command::<Vec<redis::Value>>(&["ACL", "LOG"]).len()
+        self.denied().len()
+    }
+
+    /// Which commands, keys and channels were denied to users since the start.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    #[must_use]
+    pub fn denied(&self) -> Vec<String> {
+        let entries: Vec<BTreeMap<String, redis::Value>> = self.command(&["ACL", "LOG"]);
+        let what = |entry: &BTreeMap<String, redis::Value>| match entry.get("object") {
+            Some(redis::Value::BulkString(name)) => String::from_utf8_lossy(name).into_owned(),
+            other => format!("{other:?}"),
+        };
+        entries.iter().map(what).collect()
     }
 
     /// A field of `INFO`, such as `role`.

@@ -1,0 +1,87 @@
+//! What operators ask of a backend that can answer them.
+
+use crate::backend::{BoxedFuture, Forced, boxed};
+use crate::error::Failure;
+use crate::holder::Holder;
+use crate::key::Key;
+
+/// The part of a backend that operators use: it lists who holds its locks and who waits for them, and takes a lock away
+/// from its holder. A backend that can do so returns this from
+/// [`Backend::administration`](crate::Backend::administration), and nothing else says that it can. A
+/// [`Quorum`](crate::Quorum) uses it too, to replace its marks on a node.
+///
+/// Nothing happens before a future that is returned here is polled.
+///
+/// # Cancel safety
+///
+/// Each of the futures may be dropped at any await. A change that was asked for is then made or not.
+pub trait Administration: Send + Sync {
+    /// Lists all locks that are held, with their holders, in any order.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>>;
+
+    /// Frees `key` whoever holds it, or, where `seen` are those whom an operator was shown, only if everybody who holds
+    /// it is among them, as this backend returned them before. Which holds are the same, says
+    /// [`Holder::is_same_hold`]. The next grant has a higher fence; those who wait are notified as after a release.
+    /// Without `seen` the answer is [`Forced::Released`] or [`Forced::Free`].
+    ///
+    /// The server has to compare in the step that frees the key, so that nobody who comes in between loses what he was
+    /// granted. A backend whose server cannot looks by [`occupancy`](crate::Backend::occupancy), compares by
+    /// [`Forced::without_release`], and frees the key then, which takes it from whoever is granted it between the two;
+    /// its documentation says so.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>>;
+
+    /// Lists who waits for `key`, the next one first, without the holder; `None`, the default, for every key where the
+    /// backend does not know who waits. Called once when [`Locks`](crate::Locks) are built, with any key and perhaps
+    /// outside a runtime, to learn which of the two it is; that future is not polled.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when the backend cannot be asked.
+    fn waiters(&self, key: Key) -> Option<BoxedFuture<'_, Result<Vec<Holder>, Failure>>> {
+        let _ = key;
+        None
+    }
+
+    /// Gives the semaphore `key` so many permits, and returns how many it had; `None`, and nothing is changed, where no
+    /// semaphore is stored. Those that are taken stay so. The default cannot; a backend with
+    /// [permits](crate::Capabilities::permits) has to be able to.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
+        let _ = (key, permits);
+        refused("change the number of permits")
+    }
+}
+
+/// The administration of a backend that has none, which refuses everything. A decorator that changes something of the
+/// administration of its backend calls this one where there is no other.
+#[derive(Clone, Copy, Debug)]
+pub struct Unadministered;
+
+impl Administration for Unadministered {
+    fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
+        refused("list the holders of its locks")
+    }
+
+    fn force_release(
+        &self,
+        _key: Key,
+        _seen: Option<Vec<Holder>>,
+    ) -> BoxedFuture<'_, Result<Forced, Failure>> {
+        refused("take a lock away from its holder")
+    }
+}
+
+fn refused<T: Send + 'static>(what: &'static str) -> BoxedFuture<'static, Result<T, Failure>> {
+    boxed(std::future::ready(Err(Failure::unsupported(what))))
+}

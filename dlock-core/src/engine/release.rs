@@ -1,0 +1,188 @@
+//! The release of a hold: its end here, and the end of the lock on the servers.
+//!
+//! ```text
+//! held ── close ──▶ closed ──▶ passed on
+//!                     │
+//!                     ▼
+//!                claim taken ── withdraw ──▶ withdrawn
+//!                     │                          │
+//!                     └─ failed, dropped         └─ not settled ──▶ repeated by the keeper
+//! ```
+//!
+//! | state | who has the claim | what follows |
+//! |---|---|---|
+//! | closed | the hold, or a renewal under way, which lets go of it at once | nobody believes in the hold any more |
+//! | passed on | the first in line of this process, see [`handoff`](super::handoff) | nothing is asked of the backend |
+//! | claim taken | the [`Release`] | one request, which is made again where a failure may pass |
+//! | withdrawn | the [`Release`] | the next in line is notified; nothing is left to do if the answer is settled |
+//! | repeated by the keeper | a [`Cleanup`] | it is withdrawn until that is settled, or the lease has ended it |
+//!
+//! A [`Release`] that is dropped hands what is left to the keeper, whatever its state. So that is all that a guard does
+//! which is dropped.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use crate::backend::Withdrawal;
+use crate::backend::dynamic::DynClaim;
+use crate::engine::activity::ActivityToken;
+use crate::engine::cleanup::{Cleanup, claim_of, release_later, withdraw_awaited};
+use crate::engine::handoff::{Unpassed, pass_on};
+use crate::engine::hold::{Carriage, Condition, Hold};
+use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::runtime::timer::within;
+use crate::telemetry::{Spanned, Telemetry};
+
+/// A closed hold that is being released. Dropping it midway leaves the rest to the keeper.
+pub(crate) struct Release {
+    hold: Arc<Hold>,
+    /// What it was worth when it was closed.
+    was: Condition,
+    claim: Option<Box<dyn DynClaim>>,
+    /// Until nothing is left to do.
+    activity: Option<ActivityToken>,
+    /// The next one in this process has it.
+    passed_on: bool,
+}
+
+impl Release {
+    /// Closes the hold. Kept out of the way of a nested guard, whose release is many times shorter.
+    #[cold]
+    pub(crate) fn begin(hold: Arc<Hold>) -> Result<Self, Error> {
+        if let Err(failure) = hold.engine.refuse_in_child() {
+            let error = hold.error(Operation::Release, failure);
+            std::mem::forget(hold);
+            return Err(error);
+        }
+        Ok(Self::close(hold))
+    }
+
+    /// Closes the hold of this process, and passes the lock on if that can be.
+    pub(super) fn close(hold: Arc<Hold>) -> Self {
+        let activity = hold.engine.registry.activity.begin();
+        let was = hold.close();
+        let (claim, activity, passed_on) = match pass_on(&hold, was, activity) {
+            Ok(()) => (None, None, true),
+            Err(Unpassed { claim, activity }) => (claim, Some(activity), false),
+        };
+        Self { hold, was, claim, activity, passed_on }
+    }
+
+    /// Waits until the backend confirms it.
+    pub(crate) async fn finish(self) -> Result<(), Error> {
+        let hold = Arc::clone(&self.hold);
+        let span = hold.engine.telemetry.release_started(hold.subject());
+        if self.passed_on {
+            Telemetry::passed_on(&span);
+            return Ok(());
+        }
+        let withdrawing = self.withdraw().in_span(span.clone());
+        let result = if hold.engine.serves_here() {
+            hold.engine.awaited(pin!(withdrawing)).await
+        } else {
+            // On the keeper's thread, for a caller whose runtime does not serve.
+            let closed = |failure| Err(hold.error(Operation::Release, failure));
+            // Boxed: rare, and else part of every release's future.
+            Box::pin(hold.engine.run(withdrawing)).await.unwrap_or_else(closed)
+        };
+        hold.engine.telemetry.released(&span, result.as_ref().err());
+        result
+    }
+
+    async fn withdraw(mut self) -> Result<(), Error> {
+        let fail = |hold: &Hold, failure| hold.error(Operation::Release, failure);
+        if self.claim.is_none() {
+            self.claim = claim_of(&self.hold).await.map_err(|failure| fail(&self.hold, failure))?;
+        }
+        let hold = &self.hold;
+        let (answer, asked_again) = match &mut self.claim {
+            None => (Ok(Withdrawal::ABSENT), 0),
+            Some(claim) => {
+                let left = || hold.leave_until().since(hold.engine.clock.now());
+                let again = |asked| hold.asks_again(asked).then_some(Duration::ZERO);
+                withdraw_awaited(hold, claim, left, again).await
+            }
+        };
+        let withdrawn = answer.map_err(|failure| fail(hold, failure))?;
+        if withdrawn.settled {
+            self.activity = None;
+        }
+        hold.engine.released(&hold.key, hold.ended_tenure(), withdrawn.others_waiting);
+        let ours = withdrawn.removed || asked_again > 0;
+        if self.was == Condition::Lost || !ours { Err(not_held(hold)) } else { Ok(()) }
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let Some(activity) = self.activity.take() else { return };
+        match self.claim.take() {
+            None => release_later(Arc::clone(&self.hold), activity),
+            Some(claim) => Cleanup::of_hold(&self.hold, claim, activity).later(),
+        }
+    }
+}
+
+/// Returns the hold that a guard is to release whose share [ended](super::share::Share::end), if that was the last one;
+/// and else the result.
+#[inline(always)]
+pub(crate) fn step_back(ended: Result<Arc<Hold>, Arc<Hold>>) -> Result<Arc<Hold>, Result<(), Error>> {
+    match ended {
+        Ok(last) if last.is_carried() => Err(carried(&last)),
+        Ok(last) => Ok(last),
+        Err(shared) => Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) }),
+    }
+}
+
+/// Waits for the releases of all locks of a batch, which begin at once. Returns the first error, and logs further ones
+/// as those of `first`.
+pub(crate) async fn all(
+    first: &Hold,
+    releases: impl Iterator<Item = impl Future<Output = Result<(), Error>>>,
+) -> Result<(), Error> {
+    let mut releases: FuturesUnordered<_> = releases.collect();
+    let mut result = Ok(());
+    while let Some(released) = releases.next().await {
+        if result.is_ok() {
+            result = released;
+        } else if let Err(error) = released {
+            first.engine.telemetry.release_of_many_failed(first.subject(), &error);
+        }
+    }
+    result
+}
+
+/// Waits for so long for the release of what was taken before another lock could not be had; an error is logged as that
+/// of `first`. What is not confirmed by then goes on in the background.
+pub(crate) async fn give_back(
+    first: &Hold,
+    limit: Duration,
+    release: impl Future<Output = Result<(), Error>> + Send + 'static,
+) {
+    let release = Box::pin(within(limit, release));
+    if let Ok(Some(Err(error))) = first.engine.run(release).await {
+        first.engine.telemetry.release_of_many_failed(first.subject(), &error);
+    }
+}
+
+/// What a release says of a hold that is handed over.
+fn carried(hold: &Hold) -> Result<(), Error> {
+    match hold.carriage() {
+        Carriage::Begun | Carriage::Done => Ok(()),
+        Carriage::Failed if hold.is_lost() => Err(not_held(hold)),
+        Carriage::Failed => {
+            let why = "it could not be handed over, and is released in the background";
+            Err(hold.error(Operation::Release, Failure::unknown(why)))
+        }
+    }
+}
+
+fn not_held(hold: &Hold) -> Error {
+    let cause = hold.cause();
+    let cause = if cause.is_empty() { "the backend no longer had it under our token".into() } else { cause };
+    hold.error(Operation::Release, Failure::new(ErrorKind::NotHeld, cause))
+}
