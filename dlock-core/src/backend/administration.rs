@@ -28,8 +28,8 @@ pub trait Administration: Send + Sync {
     /// [`Holder::is_same_hold`]. The next grant has a higher fence; those who wait are notified as after a release.
     /// Without `seen` the answer is [`Forced::Released`] or [`Forced::Free`].
     ///
-    /// The server has to compare in the step that frees the key, so that nobody who comes in between loses what he was
-    /// granted. A backend whose server cannot looks by [`occupancy`](crate::Backend::occupancy), compares by
+    /// The server has to compare in the step that frees the key, so that a holder that comes in between keeps its lock.
+    /// A backend whose server cannot looks by [`occupancy`](crate::Backend::occupancy), compares by
     /// [`Forced::without_release`], and frees the key then, which takes it from whoever is granted it between the two;
     /// its documentation says so.
     ///
