@@ -57,7 +57,9 @@ impl Row {
         row.beside("failed".to_owned())
     }
 
-    pub(crate) fn failure(&self) -> Option<&str> {
+    /// Returns what failed, of a bench that could not measure.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 

@@ -264,7 +264,7 @@ impl<'a> Acquire<'a> {
                 AttemptOutcome::Separately => return Ok(None),
                 AttemptOutcome::Busy(place, busy) => {
                     self.turn_to(place);
-                    let retry_after = busy.retry_after;
+                    let (retry_after, was_run) = (busy.retry_after, self.finds_a_run(&busy));
                     self.note_busy(busy);
                     if takes_over {
                         let by_itself = self.may_have_ended;
@@ -276,6 +276,13 @@ impl<'a> Acquire<'a> {
                         }
                         self.until_withdrawn().await?;
                         continue;
+                    }
+                    if was_run {
+                        if let Some((_, ticket)) = &line {
+                            // Those behind find it too, one after the other, without the pause after one that gave up.
+                            ticket.tell();
+                        }
+                        return Err(Failure::new(ErrorKind::Busy, ""));
                     }
                     scope::refuse_own(&self.specs[place])?;
                     if let Some((_, ticket)) = line.take_if(|(at, _)| *at != place) {

@@ -21,7 +21,7 @@ pub(crate) struct LeftClaims {
 }
 
 impl LeftClaims {
-    pub(super) fn has(&self, key: &Key) -> bool {
+    pub(crate) fn has(&self, key: &Key) -> bool {
         self.keys.lock().contains_key(key)
     }
 

@@ -14,8 +14,11 @@ use crate::handles::lock::Lock;
 use crate::holder::Holder;
 use crate::options::{MAX_HOLD, MAX_LEASE, MIN_HOLD_AT_LEAST, MIN_LEASE, Options, Wait};
 
-/// How long who waits for another one's run pauses between two looks: from, to.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// After how long a job looks who has the lock, while the engine waits for another run: the bounds of half its window.
+/// A job that stands in line behind waiters that stay finds what a run has left within [`LINGER`].
+const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3));
+/// The pauses between tries that fail, and between looks where no wait comes between them: from, to.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// For how long the key stays taken after a run that was longer than its window, at the most: so that those who waited
 /// for it find that it was done.
 const LINGER: Duration = Duration::from_secs(5);
@@ -243,11 +246,15 @@ impl Once {
         B: FnOnce(Held) -> F,
     {
         let (lock, window) = self.prepared()?;
-        let mut waiting = Waiting::new(&self, &lock);
+        let mut waiting = Waiting::new(&self, &lock, window);
         let mut body = Some(body);
         loop {
-            let ran = lock.run_with(|held| {
+            let ran = waiting.next_try().run_with(|held| {
                 waiting.refusals.are_over();
+                if self.on_error == OnError::Skip {
+                    // From here on: a grant that no body saw leaves nothing.
+                    held.holds().iter().for_each(|hold| hold.leave_for(window, Duration::ZERO));
+                }
                 let running = body.take().map(|body| body(held.clone()));
                 async move {
                     let mut unfinished = Unfinished(Some(held.clone()));
@@ -304,7 +311,7 @@ impl Once {
         }
         let closed = lock.clone().with_hold_at_least(window);
         closed.checked(closed.options())?;
-        Ok((if self.on_error == OnError::Skip { closed } else { lock }, window))
+        Ok((lock, window))
     }
 }
 
@@ -318,11 +325,30 @@ impl Drop for Unfinished {
 }
 
 /// What keeps a job from running here, and until when that is waited for.
+///
+/// | after | that found | follows |
+/// |---|---|---|
+/// | any | what a run has left | the job is skipped |
+/// | a look | another holder, and the time is over | the job is skipped |
+/// | the same | the same, but it may be a lost grant of this job | a pause, and a look |
+/// | a look, or a wait that knows the holder | another holder | a wait; a pause and a look where the backend does not notify, or has the line |
+/// | a wait | that its time is over, and no holder, or all time is over | a look |
+/// | any | a failure that may pass | a pause, and a look |
+///
+/// A look is an acquire that does not wait. A wait is one that does, in line and notified, but ends when it finds what
+/// a run has left.
 struct Waiting<'a> {
+    lock: &'a Lock,
     engine: &'a Arc<Engine>,
     /// When others are no longer waited for; `None` for never.
     others_until: Option<Instant>,
     waits: bool,
+    /// For how long the next try waits in the engine; `None` of a look.
+    next_wait: Option<Duration>,
+    /// Whether a try before this one had no answer, and may have got the lock.
+    is_unsure: bool,
+    /// Whether who is found to have the lock may be that try: it was not withdrawn when this one began.
+    may_be_its_own: bool,
     /// How long a backend that cannot be reached is asked again.
     patience: Wait,
     failing_until: Option<Instant>,
@@ -330,10 +356,12 @@ struct Waiting<'a> {
     was_allowed: bool,
     refusals: Refusals<'a>,
     pause: Duration,
+    /// For how long each wait lasts.
+    look: Duration,
 }
 
 impl<'a> Waiting<'a> {
-    fn new(once: &Once, lock: &'a Lock) -> Self {
+    fn new(once: &Once, lock: &'a Lock, window: Duration) -> Self {
         let Options { wait: patience, .. } = *once.lock.options();
         let wait = match (once.wait, once.on_crash) {
             (Some(wait), _) => wait,
@@ -341,28 +369,73 @@ impl<'a> Waiting<'a> {
             (None, OnCrash::Skip) => Wait::No,
         };
         Self {
+            lock,
             engine: lock.engine(),
             others_until: deadline(lock.engine(), wait),
             waits: !wait.limit().is_zero(),
+            next_wait: None,
+            is_unsure: false,
+            may_be_its_own: false,
             patience,
             failing_until: None,
             was_allowed: false,
             refusals: Refusals::new(lock.engine(), lock.site()),
-            pause: LOOKS.0,
+            pause: PAUSES.0,
+            look: (window / 2).clamp(LOOKS.0, LOOKS.1),
         }
     }
 
-    /// Waits until another try may be worth while; returns who ran the job, or runs it, where there is none.
-    async fn next(&mut self, error: Error) -> Result<Option<Box<Holder>>> {
+    /// The lock as it is to be acquired next.
+    fn next_try(&mut self) -> Lock {
+        let lock = self.lock.clone();
+        self.is_unsure &= lock.key().is_some_and(|key| self.engine.left_claims.has(key));
+        self.may_be_its_own = self.is_unsure;
+        let Some(wait) = self.next_wait else { return lock };
+        // Requests have their own time beside the wait.
+        let limit = wait + lock.options().request_timeout();
+        lock.with_wait(Wait::For(limit)).with_patience(wait)
+    }
+
+    /// Prepares the next try after one that got no lock, after a pause where it failed; returns who ran the job, or
+    /// runs it, where there is none.
+    async fn next(&mut self, mut error: Error) -> Result<Option<Box<Holder>>> {
         let is_refused = self.was_allowed && error.kind().is_refusal();
         let now = self.engine.timers.now();
         let is_over = |until: Option<Instant>| until.is_some_and(|until| now >= until);
-        let until = if error.is_busy() {
-            (self.failing_until, self.was_allowed) = (None, true);
-            self.refusals.are_over();
+        let waited = self.next_wait.take().is_some();
+        self.is_unsure |= error.kind() == ErrorKind::Unknown;
+        // A look that timed out was granted the lock, too late.
+        let mut is_busy = error.kind() == ErrorKind::Busy || waited && error.is_busy();
+        if is_busy {
             let holder = error.holder().cloned().unwrap_or_default();
-            if holder.left_behind || !self.waits || is_over(self.others_until) {
+            if holder.left_behind {
                 return Ok(Some(Box::new(holder)));
+            }
+            let ends = !self.waits || is_over(self.others_until);
+            if waited && (ends || error.holder().is_none()) {
+                return Ok(None);
+            }
+            self.was_allowed = true;
+            self.refusals.are_over();
+            if ends && !self.may_be_its_own {
+                return Ok(Some(Box::new(holder)));
+            }
+            if ends {
+                is_busy = false;
+                error = self.lock.error(Operation::Acquire, Failure::unavailable(NOT_WITHDRAWN));
+            }
+        }
+        let until = if is_busy {
+            self.failing_until = None;
+            // Else the engine polls, more often than a job needs; or each job that waits has a place on the servers,
+            // and a crowd learns of the end one after the other.
+            let capabilities = &self.engine.capabilities;
+            if capabilities.notified && !capabilities.fair {
+                // Not all at once, of a crowd that came together.
+                let look = self.look.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0);
+                let left = self.others_until.map(|until| until.saturating_duration_since(now));
+                self.next_wait = Some(left.map_or(look, |left| left.min(look)));
+                return Ok(None);
             }
             self.others_until
         } else {
@@ -380,11 +453,14 @@ impl<'a> Waiting<'a> {
             false => self.pause.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0),
         };
         let left = until.map_or(spread, |until| until.saturating_duration_since(now));
-        pause(self.engine, spread.min(left.max(LOOKS.0))).await;
-        self.pause = (self.pause * 2).min(LOOKS.1);
+        pause(self.engine, spread.min(left.max(PAUSES.0))).await;
+        self.pause = (self.pause * 2).min(PAUSES.1);
         Ok(None)
     }
 }
+
+const NOT_WITHDRAWN: &str =
+    "a try without an answer is not withdrawn yet: whether it is what has the lock is not known";
 
 /// Longer than anything lives.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3_600);

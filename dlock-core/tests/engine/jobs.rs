@@ -81,3 +81,66 @@ async fn what_runs_under_a_lock_that_is_kept_nowhere_is_a_future_by_itself() {
     assert!(seen.await.unwrap() && all.await.unwrap());
     assert_eq!(permit.await.unwrap(), 4);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_waits_is_skipped_in_the_moment_in_which_the_run_ends_elsewhere() {
+    let memory = Memory::new();
+    let processes = [Locks::new(memory.clone()), Locks::new(memory.clone()), Locks::new(memory)];
+    for (n, millis) in [20, 300, 1_400, 2_900, 61_300].into_iter().enumerate() {
+        let job = |locks: &Locks| locks.once(format!("k{n}")).with_window(WINDOW);
+        let run = async move { tokio::time::sleep(Duration::from_millis(millis)).await };
+        let run = tokio::spawn(job(&processes[0]).run(async {
+            run.await;
+            Ok::<_, Error>(())
+        }));
+        // Until it runs.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        // Two of one process, of whom one stands in line.
+        let waiting: Vec<_> = [1, 1, 2]
+            .map(|process| tokio::spawn(job(&processes[process]).run(async { Ok::<_, Error>(()) })))
+            .into();
+        assert_eq!(run.await.unwrap().unwrap(), Outcome::Ran(()));
+        let ended = tokio::time::Instant::now();
+        for waiting in waiting {
+            assert!(waiting.await.unwrap().unwrap().is_skipped());
+        }
+        let late = ended.elapsed();
+        assert!(late <= Duration::from_millis(25), "after {millis} ms: {late:?} late");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_failed_elsewhere_is_run_at_once_by_a_process_that_waits() {
+    let memory = Memory::new();
+    let processes = [Locks::new(memory.clone()), Locks::new(memory)];
+    let job = |locks: &Locks| locks.once("k").with_window(WINDOW);
+    let fails = async { tokio::time::sleep(Duration::from_secs(7)).await };
+    let fails = tokio::spawn(job(&processes[0]).run(async {
+        fails.await;
+        Err::<(), _>(std::io::Error::other("no luck").into())
+    }));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let waiting = tokio::spawn(job(&processes[1]).run(async { Ok::<_, Error>(1) }));
+    let failed: Result<_, Box<dyn std::error::Error + Send + Sync>> = fails.await.unwrap();
+    failed.unwrap_err();
+    let ended = tokio::time::Instant::now();
+    assert_eq!(waiting.await.unwrap().unwrap(), Outcome::Ran(1));
+    assert!(ended.elapsed() <= Duration::from_millis(25), "{:?} late", ended.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_waits_for_so_long_looks_once_more_when_its_time_is_over() {
+    let memory = Memory::new();
+    let processes = [Locks::new(memory.clone()), Locks::new(memory)];
+    let job = |locks: &Locks| locks.once("k").with_window(WINDOW);
+    let run =
+        tokio::spawn(job(&processes[0]).run(async { std::future::pending::<Result<(), Error>>().await }));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let began = tokio::time::Instant::now();
+    let wait = Duration::from_millis(3_300);
+    let skipped = job(&processes[1]).with_wait(wait).run(async { Ok::<_, Error>(()) }).await.unwrap();
+    let Outcome::Skipped { by, .. } = skipped else { panic!("it was run twice") };
+    assert!(!by.left_behind && by.pid.is_some(), "{by}");
+    assert!((wait..wait + Duration::from_millis(100)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    run.abort();
+}

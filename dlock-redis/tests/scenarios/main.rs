@@ -17,6 +17,7 @@ mod failover;
 mod fairness;
 mod freezing;
 mod handover;
+mod jobs;
 mod limits;
 mod majority;
 mod migrating;

@@ -153,8 +153,13 @@ impl Settings {
         })
     }
 
+    /// Whether the setting is measured, which is said then: each takes half a minute to two minutes.
     fn wants(&self, fleet: &Fleet<'_>) -> bool {
-        self.only.as_ref().is_none_or(|only| fleet.name.contains(&**only))
+        let wanted = self.only.as_ref().is_none_or(|only| fleet.name.contains(&**only));
+        if wanted {
+            eprintln!("  {} ...", fleet.name);
+        }
+        wanted
     }
 
     /// How often the lock is granted, with and without handoff.

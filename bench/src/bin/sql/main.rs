@@ -103,3 +103,25 @@ fn main() -> Result<()> {
         })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The bare clients have statements of dlock's with values of their own, and stop working when those change.
+    #[test]
+    fn every_client_that_is_measured_makes_its_pairs() {
+        let bench = Bench {
+            rounds: 1,
+            slice: Duration::from_millis(20),
+            threads: false,
+            no_sync: true,
+            client: None,
+        };
+        for pairs in [pairs::postgres, pairs::mysql] {
+            let rows = pairs(&bench).unwrap();
+            let failed: Vec<_> = rows.iter().filter_map(|row| row.failure()).collect();
+            assert!(failed.is_empty() && rows.len() > 10, "{failed:?}");
+        }
+    }
+}

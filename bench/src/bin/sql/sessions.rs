@@ -8,6 +8,9 @@ use dlock_sql::sqlx::{self, AssertSqlSafe, Either, Row, SqlSafeStr, SqlStr};
 use crate::bare::{HOLDER, My, Pg, task};
 use crate::statements::{RowStatements, Statements, hex, of_key, of_session};
 
+/// What the statement that releases a session's lock answers: its session, whether somebody waits, whether it had it.
+const HAD_IT: usize = 2;
+
 /// How many tasks have a lock of their own.
 const TASKS: usize = 8;
 
@@ -38,8 +41,10 @@ impl Pairs for PostgresSession {
             ensure!(holder.is_none() && row.try_get::<Option<i64>, _>(0)?.is_some(), "it was taken");
         }
         let mut on = self.connections.of(key).await?;
-        let release = sqlx::query(self.statements.release.clone()).bind(number(key));
-        ensure!(release.fetch_one(&mut *on).await?.try_get::<bool, _>(1)?, "it was lost");
+        // The turn is that of nobody who waits.
+        let (turn, of) = (-1_i32, i32::try_from(task(key))?);
+        let release = sqlx::query(self.statements.release.clone()).bind(number(key)).bind(turn).bind(of);
+        ensure!(release.fetch_one(&mut *on).await?.try_get::<bool, _>(HAD_IT)?, "it was lost");
         Ok(())
     }
 }
@@ -137,7 +142,7 @@ impl Pairs for MysqlSession {
         }
         let mut on = self.connections.of(key).await?;
         let freed = sqlx::raw_sql(self.release[task(key)].clone()).fetch_one(&mut *on).await?;
-        ensure!(freed.try_get::<Option<i64>, _>(1)? == Some(1), "it was lost");
+        ensure!(freed.try_get::<Option<i64>, _>(HAD_IT)? == Some(1), "it was lost");
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use crate::backend::Busy;
 use crate::engine::refusals::Refusals;
 use crate::error::Failure;
 use crate::holder::Holder;
+use crate::options::Role;
 
 impl Acquire<'_> {
     /// Whether it waits on after an attempt that took nothing: while the servers are away, and while they refuse what
@@ -24,6 +25,12 @@ impl Acquire<'_> {
             .refusals
             .get_or_insert_with(|| Box::new(Refusals::new(self.engine, self.specs[self.place].site)));
         refusals.pause(failure)
+    }
+
+    /// Whether a job finds that it was run, which ends its wait: what a run has left is there for the window.
+    pub(super) fn finds_a_run(&self, busy: &Busy) -> bool {
+        let is_left = busy.holder.as_ref().is_some_and(|holder| holder.left_behind);
+        is_left && self.specs[0].options.role == Some(Role::Job)
     }
 
     /// Somebody else has what is wanted.
