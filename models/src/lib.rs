@@ -14,4 +14,5 @@ pub mod handoff;
 pub mod lease;
 pub mod quorum;
 pub mod rlock;
+pub mod shares;
 pub mod zookeeper;

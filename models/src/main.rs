@@ -5,17 +5,17 @@ use std::process::ExitCode;
 use std::{env, fmt};
 
 use dlock_models::explore::{Until, explore};
-use dlock_models::{baton, handoff, lease, quorum, rlock, zookeeper};
+use dlock_models::{baton, handoff, lease, quorum, rlock, shares, zookeeper};
 use stateright::Model;
 
 const HELP: &str = "\
 usage: cargo run --release -p dlock-models -- [--small] [name ...]
 
 Explores the models in a larger size than the tests do, each to the last state: minutes, and gigabytes of memory.
---small takes the size of the tests. Names: lease, zookeeper, handoff, quorum, rlock, baton; all of
-them if none is given.";
+--small takes the size of the tests. Names: lease, zookeeper, handoff, quorum, rlock, baton, shares;
+all of them if none is given.";
 
-const NAMES: [&str; 6] = ["lease", "zookeeper", "handoff", "quorum", "rlock", "baton"];
+const NAMES: [&str; 7] = ["lease", "zookeeper", "handoff", "quorum", "rlock", "baton", "shares"];
 
 fn main() -> ExitCode {
     let (options, names): (Vec<_>, Vec<_>) = env::args().skip(1).partition(|arg| arg.starts_with('-'));
@@ -47,6 +47,11 @@ fn run(name: &str, large: bool) -> bool {
         ("rlock", false) => show(name, rlock::RLock::small(rlock::Rules::default())),
         ("baton", true) => show(name, baton::Baton::large(baton::Rules::default())),
         ("baton", false) => show(name, baton::Baton::small(baton::Rules::default())),
+        ("shares", true) => show(name, shares::Shares::large(shares::Rules::default())),
+        ("shares", false) => {
+            show(name, shares::Shares::readers(shares::Rules::default()))
+                && show(name, shares::Shares::permits(shares::Rules::default()))
+        }
         _ => false,
     }
 }

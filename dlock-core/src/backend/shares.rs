@@ -61,8 +61,11 @@
 //! # Other homes of these rules
 //!
 //! `Memory` and SQLite (`dlock-sql`) keep such a state; SQLite takes a free key for one alone by a statement of its
-//! own. PostgreSQL, MariaDB and MySQL (`dlock-sql`) and Redis (`dlock-redis`, as Lua) have copies of the rules. Where a
-//! copy decides differently:
+//! own. PostgreSQL, MariaDB and MySQL (`dlock-sql`) and Redis (`dlock-redis`, as Lua) have copies of the rules: there a
+//! step is one message, which the server carries out though its sender is paused, far away or gone. With the state in
+//! the client a step is two. If the row is locked between them, whoever is paused there keeps the key and its renewals
+//! waiting; if not, a client that is further away than others writes too late each time. Random histories on these
+//! stores are compared with this module. Where a copy decides differently:
 //!
 //! | rule | here | copies that differ |
 //! |---|---|---|

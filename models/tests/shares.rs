@@ -1,0 +1,63 @@
+//! Model (g): what holds, and what breaks when one assumption is dropped.
+
+use dlock_models::explore::{all_of, until_broken};
+use dlock_models::shares::{EXCLUDES, Rules, Shares, WAKES, Want};
+
+fn breaks(model: Shares, property: &'static str) {
+    let explored = until_broken(model, property);
+    println!("{explored}");
+    assert!(!explored.story_of(property).is_empty());
+}
+
+/// A store that reads first, and writes what it judged where nothing has changed.
+fn in_two_steps() -> Rules {
+    Rules { at_once: false, ..Rules::default() }
+}
+
+fn holds(model: Shares) {
+    let explored = all_of(model);
+    println!("{explored}");
+    explored.assert_holds();
+}
+
+#[test]
+fn readers_and_a_writer_exclude_each_other_and_wake() {
+    holds(Shares { attempts: [2, 1], in_flight: 3, ..Shares::readers(Rules::default()) });
+}
+
+#[test]
+fn permits_are_enough_and_claims_wake() {
+    holds(Shares { attempts: [2, 1], in_flight: 3, ..Shares::permits(Rules::default()) });
+}
+
+#[test]
+fn readers_and_a_writer_exclude_each_other_and_wake_in_a_store_that_compares_what_it_has_read() {
+    holds(Shares::readers(in_two_steps()));
+}
+
+#[test]
+fn permits_are_enough_and_claims_wake_in_a_store_that_compares_what_it_has_read() {
+    holds(Shares::permits(in_two_steps()));
+}
+
+#[test]
+fn a_step_that_writes_whatever_has_changed_lets_a_writer_believe_beside_a_reader() {
+    breaks(Shares::readers(Rules { compares_row: false, ..in_two_steps() }), EXCLUDES);
+    breaks(Shares::permits(Rules { compares_row: false, ..in_two_steps() }), EXCLUDES);
+}
+
+#[test]
+fn a_step_that_leaves_the_row_of_the_key_as_it_was_lets_a_waiter_oversleep() {
+    let wants = vec![Want::Permits(1); 3];
+    breaks(Shares { wants, ..Shares::permits(Rules { touches_row: false, ..in_two_steps() }) }, WAKES);
+}
+
+#[test]
+fn a_release_that_does_not_notify_lets_a_waiter_oversleep() {
+    breaks(Shares::readers(Rules { notifies: false, ..Rules::default() }), WAKES);
+}
+
+#[test]
+fn a_waiter_that_does_not_mark_the_row_oversleeps() {
+    breaks(Shares::readers(Rules { marks: false, ..Rules::default() }), WAKES);
+}
