@@ -104,7 +104,11 @@ where
         Found::Missing => return Ok((session, vec![Taken::Busy(None)])),
     }
     match others.ask(Count(wanted.clone(), session), limit).await {
-        Ok(fence) => Ok((session, vec![Taken::Granted(Some(fence))])),
+        // The row was locked until after the count, or its next holder has a lower fence than this.
+        Ok(fence) => match server.ping(on).await {
+            Ok(_) => Ok((session, vec![Taken::Granted(Some(fence))])),
+            Err(error) => Err(TakeError::Unknown(error)),
+        },
         Err(failure) => {
             ByRow::<S>::release(on, &[]).await.map_err(TakeError::Unknown)?;
             Err(TakeError::Elsewhere(unchanged(failure)))

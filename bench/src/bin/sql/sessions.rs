@@ -147,11 +147,12 @@ impl Pairs for MysqlSession {
     }
 }
 
-/// Locked rows on MariaDB, by dlock's three messages a pair.
+/// Locked rows on MariaDB, by dlock's four messages a pair.
 pub(crate) struct MysqlRow {
     connections: My,
     lock: Vec<SqlStr>,
     count: Vec<SqlStr>,
+    confirm: SqlStr,
     free: SqlStr,
 }
 
@@ -165,7 +166,8 @@ impl MysqlRow {
         }
         let lock = each(|key| of_key(recorded.lock.as_str(), key));
         let count = each(|key| of_key(recorded.count.as_str(), key));
-        Ok(Self { connections, lock, count, free: recorded.free.clone() })
+        let (confirm, free) = (recorded.confirm.clone(), recorded.free.clone());
+        Ok(Self { connections, lock, count, confirm, free })
     }
 }
 
@@ -176,6 +178,7 @@ impl Pairs for MysqlRow {
         ensure!(locked.len() == 1, "there is no row");
         let counted = sqlx::raw_sql(self.count[task(key)].clone()).execute(&mut *on).await?;
         ensure!(counted.rows_affected() == 1, "no fence");
+        sqlx::raw_sql(self.confirm.clone()).fetch_one(&mut *on).await?;
         sqlx::raw_sql(self.free.clone()).fetch_all(&mut *on).await?;
         Ok(())
     }

@@ -25,6 +25,8 @@ pub(crate) struct RowStatements {
     pub(crate) lock: SqlStr,
     /// Where the fence is counted by a message of its own.
     pub(crate) count: SqlStr,
+    /// Then asks the connection with the row whether it has it still.
+    pub(crate) confirm: SqlStr,
     pub(crate) free: SqlStr,
 }
 
@@ -94,7 +96,8 @@ pub(crate) async fn of_postgres_rows(server: &PostgresServer) -> Result<RowState
         .map(|(_, line)| line)
         .collect();
     let prepare = sql(&format!("PREPARE {}", prepare.join("\n")))?;
-    Ok(RowStatements { prepare, lock: take, count: sql("SELECT 1")?, free: release })
+    let none = sql("SELECT 1")?;
+    Ok(RowStatements { prepare, lock: take, count: none.clone(), confirm: none, free: release })
 }
 
 async fn record(server: &MysqlServer, locks: &Locks) -> Result<()> {
@@ -130,12 +133,13 @@ pub(crate) async fn of_mysql_sessions(server: &MysqlServer, locks: &Locks) -> Re
 /// The same of locked rows.
 pub(crate) async fn of_mysql_rows(server: &MysqlServer, locks: &Locks) -> Result<RowStatements> {
     match &last_pair(server, locks, "SELECT CAST(CONNECTION_ID() AS SIGNED), `key`").await?[..] {
-        [lock, count, free] => Ok(RowStatements {
+        [lock, count, confirm, free] => Ok(RowStatements {
             prepare: sql("SELECT 1")?,
             lock: lock.clone(),
             count: count.clone(),
+            confirm: confirm.clone(),
             free: free.clone(),
         }),
-        other => bail!("a pair of locked rows has three messages, not {}", other.len()),
+        other => bail!("a pair of locked rows has four messages, not {}", other.len()),
     }
 }
