@@ -5,14 +5,17 @@
 
 mod actor;
 mod administration;
+mod command;
 mod driving;
 mod handles;
+mod held;
 mod hold_signal;
 pub(crate) mod name;
 mod on_connection;
 pub(crate) mod protocol;
 mod queue;
 pub(crate) mod session_server;
+mod statement;
 mod steps;
 pub(crate) mod strategy;
 
@@ -21,8 +24,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Administration, Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Renewed, RequestClock,
-    ServerAddress, Signal, Validity, Withdrawal,
+    Administration, Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Mode, Occupancy, PREFERENCE,
+    Renewed, RequestClock, ServerAddress, Signal, Validity, Withdrawal, within,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 
@@ -35,7 +38,7 @@ use crate::question::asked;
 use crate::stored;
 use tokio::time::Instant;
 
-use actor::{Command, Release, Take};
+use command::{Command, Downgrade, Release, Take};
 use handles::{ConnectionHandle, ConnectionHandles};
 use hold_signal::HoldSignal;
 pub use on_connection::ConnectionLock;
@@ -46,6 +49,8 @@ use strategy::{Others, Strategy};
 
 /// Waiters who are notified of releases ask this often in case that does not get through.
 const SAFETY_NET: Duration = Duration::from_secs(1);
+/// For so long a reader's release waits at the most until its claim has left the queue in which it waited for the lock.
+const LEAVING: Duration = Duration::from_millis(150);
 /// How long the questions at the start may take, which are three.
 const STARTING: Duration = Duration::from_secs(15);
 
@@ -73,6 +78,12 @@ const STARTING: Duration = Duration::from_secs(15);
 ///   rely on. Such a proxy is refused with [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig) as soon
 ///   as two connections, or two statements on one, show it; use lease rows there.
 /// * **One primary.** Connections end at a failover, and so do the locks.
+///
+/// # Readers
+///
+/// Sessions of PostgreSQL and locked rows have readers ([`Lock::read`](dlock_core::Lock::read)); sessions of MariaDB
+/// and MySQL refuse them, since `GET_LOCK` has one holder. Readers and writers that wait are served in the order in
+/// which they came to the server.
 ///
 /// Locks by sessions, by rows and by leases do not see each other. All draw their fences from one table.
 ///
@@ -159,6 +170,8 @@ impl<M: Strategy> Backend for Sessions<M> {
     fn capabilities(&self) -> Capabilities {
         let basic = Capabilities::basic().with_session();
         let basic = if self.others.server().counts() { basic.with_fencing() } else { basic };
+        let basic = if M::READS { basic.with_sharing() } else { basic };
+        let basic = if M::DOWNGRADES { basic.with_downgrading() } else { basic };
         basic.with_polling(POLLING.0, POLLING.1).with_notifications(SAFETY_NET)
     }
 
@@ -173,12 +186,17 @@ impl<M: Strategy> Backend for Sessions<M> {
     fn claim(&self, request: ClaimRequest) -> SessionClaim<M> {
         let (handles, waiting) = (Arc::clone(&self.handles), Waiting::new(Arc::clone(&self.queue)));
         let clock = RequestClock::new(self.clock());
-        SessionClaim { handles, request, clock, signal: Arc::default(), handle: None, waiting }
+        SessionClaim { handles, request, clock, signal: Arc::default(), handle: None, waiting, refused: None }
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+        Ok(self.occupancy(key).await?.holders.into_iter().next())
+    }
+
+    async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         let (sessions, key) = (self.clone(), key.clone());
-        asked(async move { sessions.holder(&key).await }).await
+        let holders = asked(async move { sessions.holders_of(&key).await }).await?;
+        Ok(Occupancy::new(None, holders))
     }
 
     fn administration(&self) -> Option<&dyn Administration> {
@@ -223,6 +241,15 @@ pub struct SessionClaim<M: Strategy> {
     /// Where something of ours may be.
     handle: Option<ConnectionHandle<M>>,
     waiting: Waiting<M>,
+    /// Since when it has been refused.
+    refused: Option<Instant>,
+}
+
+impl<M: Strategy> SessionClaim<M> {
+    /// Whether others may read too.
+    fn reads(&self) -> bool {
+        self.request.mode == Mode::Shared
+    }
 }
 
 impl<M: Strategy> Claim for SessionClaim<M> {
@@ -234,11 +261,11 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         self.clock.queued();
         // Less than the engine waits, so that nothing was sent when it learns of a lack of connections.
         let end = Instant::now() + limit;
-        let key = self.request.key.clone();
+        let (key, reads) = (self.request.key.clone(), self.reads());
         let (handle, asking) = match &mut self.handle {
             Some(handle) => (handle, None),
             none => {
-                let asking = match self.handles.turn(&key, end).await? {
+                let asking = match self.handles.turn(&key, reads, end).await? {
                     Ok(asking) => asking,
                     Err(holder) => return Ok(Attempt::Busy(stored::busy(holder, None))),
                 };
@@ -249,7 +276,14 @@ impl<M: Strategy> Claim for SessionClaim<M> {
             }
         };
         let (request, clock, signal) = (self.request.clone(), self.clock.clone(), Arc::clone(&self.signal));
-        let taken = handle.call(|answer| Command::Take(Take { request, clock, signal, answer })).await;
+        // Who waits may be stopped or cut off: a reader respects that for a time, and no longer.
+        let joins = if reads && !self.waiting.has_turn() { self.waiting.joins(&request.key) } else { None };
+        let has_turn = self.waiting.has_turn()
+            || joins.is_some()
+            || self.refused.is_some_and(|since| since.elapsed() >= PREFERENCE);
+        let take = |answer| Command::Take(Take { request, clock, signal, has_turn, answer });
+        let taken = handle.call(take).await;
+        drop(joins);
         if let (Some(asking), Ok(taken)) = (asking, &taken) {
             asking.found_taken(match taken {
                 Taken::Granted(fence) => {
@@ -267,14 +301,19 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         }
         // Nothing of ours is there, and no command of ours is on its way.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
-        match taken? {
+        let taken = taken?;
+        self.refused.get_or_insert_with(Instant::now);
+        match taken {
             Taken::Busy(holder) => Ok(Attempt::Busy(stored::busy(holder, None))),
             Taken::Granted(_) => Ok(Attempt::Busy(Busy::default())),
         }
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
-        self.waiting.changed(&self.request.key).await
+        let ClaimRequest { key, token, .. } = &self.request;
+        let name = self.handles.name(key);
+        let name = if self.reads() { name.read_by(token, false) } else { name };
+        self.waiting.changed(name).await
     }
 
     fn granted(&mut self, signal: Signal) {
@@ -284,6 +323,12 @@ impl<M: Strategy> Claim for SessionClaim<M> {
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         // The connection is kept alive, not the lock.
         Ok(Renewed::Extended)
+    }
+
+    async fn downgrade(&mut self) -> Result<Renewed, Failure> {
+        let Some(handle) = &self.handle else { return Ok(Renewed::Gone) };
+        let ClaimRequest { key, token, request_timeout: limit, .. } = self.request.clone();
+        handle.call(|answer| Command::Downgrade(Downgrade { key, token, limit, answer })).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
@@ -299,6 +344,10 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
         // Those of this process learn of the release from the engine.
         let is_ours = self.waiting.has_turn_here(&self.request.key);
+        if self.reads() {
+            // Who wants to read asks whether somebody waits: this claim does not, as soon as its queue knows it.
+            within(LEAVING, self.waiting.left()).await;
+        }
         left.map(|left| if is_ours { left.with_others_waiting(0) } else { left })
     }
 

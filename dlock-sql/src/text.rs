@@ -32,7 +32,7 @@ pub(crate) fn number(bytes: impl IntoIterator<Item = u8>) -> u64 {
 }
 
 /// The bytes of so many hexadecimal digits; none of what is something else.
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn unhex(digits: &str) -> Vec<u8> {
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     digits.as_bytes().chunks(2).map(byte).collect::<Option<_>>().unwrap_or_default()

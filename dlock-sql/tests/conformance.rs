@@ -118,8 +118,7 @@ impl Way for PostgresSession {
     const LEFT_OUT: &'static [&'static [&'static str]] = &[
         conformance::LEASES,
         conformance::WAITERS,
-        conformance::SHARING,
-        conformance::DOWNGRADING,
+        conformance::STORED_SHARES,
         conformance::PERMITS,
         conformance::FAIRNESS,
         conformance::LEAVING,
@@ -156,8 +155,8 @@ impl Way for PostgresRow {
     const LEFT_OUT: &'static [&'static [&'static str]] = &[
         conformance::LEASES,
         conformance::WAITERS,
-        conformance::SHARING,
         conformance::DOWNGRADING,
+        conformance::STORED_SHARES,
         conformance::PERMITS,
         conformance::FAIRNESS,
         conformance::LEAVING,
@@ -177,8 +176,8 @@ impl Way for MysqlRow {
     const LEFT_OUT: &'static [&'static [&'static str]] = &[
         conformance::LEASES,
         conformance::WAITERS,
-        conformance::SHARING,
         conformance::DOWNGRADING,
+        conformance::STORED_SHARES,
         conformance::PERMITS,
         conformance::FAIRNESS,
         conformance::LEAVING,

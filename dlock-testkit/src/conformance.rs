@@ -55,6 +55,7 @@ pub use cases::downgrading::DOWNGRADING;
 pub use cases::fairness::FAIRNESS;
 pub use cases::leaving::LEAVING;
 pub use cases::permits::PERMITS;
+pub use cases::preferring::STORED_SHARES;
 pub use cases::sharing::SHARING;
 pub use stage::{Process, Stage};
 
@@ -232,6 +233,9 @@ pub enum Needs {
     Waiters,
     /// [`Capabilities::shared`].
     Shared,
+    /// [`Capabilities::shared`], and a lease or a place in a queue, which stands on the server under the token of the
+    /// claim: where nothing but a session keeps the locks, an attempt leaves nothing, and there is nothing to delete.
+    SharedAndStored,
     /// [`Capabilities::shared`], and fences.
     SharedAndFences,
     /// [`Capabilities::shared`], and a lease.
@@ -292,6 +296,7 @@ impl Needs {
         let shared = matches!(
             self,
             Self::Shared
+                | Self::SharedAndStored
                 | Self::SharedAndFences
                 | Self::SharedAndLease
                 | Self::SharedAndAdministration
@@ -349,6 +354,8 @@ impl Needs {
         );
         if shared && !capabilities.shared {
             Some("the backend has no readers")
+        } else if self == Self::SharedAndStored && capabilities.session_kept && !capabilities.fair {
+            Some("nothing but a session keeps the locks")
         } else if downgrades && !capabilities.downgrades {
             Some("the backend cannot turn a writer into a reader")
         } else if permits && !capabilities.permits {

@@ -6,11 +6,11 @@
 //! claim:  sends an attempt ──▶ store reads the rows, KeyState judges, store writes ──▶ answer
 //! ```
 //!
-//! What is judged is not modelled: it is [`KeyState`], the code that the stores run, or against which their statements
-//! and scripts are checked. The model is about what is around it. A store reads, judges and writes in one step. A store
-//! that cannot may write what it judged only where the row of the key is as it was read: then any other step may come
-//! in between, and each step that changes anything of the key has to change this row. A writer has single statements
-//! beside these steps: the grant of a key that nobody holds, and its release.
+//! What is judged is not modelled: it is [`KeyState`](dlock_core::backend::shares::KeyState), the code that the stores
+//! run, or against which their statements and scripts are checked. The model is about what is around it. A store reads,
+//! judges and writes in one step. A store that cannot may write what it judged only where the row of the key is as it
+//! was read: then any other step may come in between, and each step that changes anything of the key has to change this
+//! row. A writer has single statements beside these steps: the grant of a key that nobody holds, and its release.
 //!
 //! A claim that is refused marks the row and sleeps until it is notified, or until the moment that the answer named; a
 //! step that makes room notifies, if the row is marked. A claim listens from before it asks.
@@ -26,15 +26,18 @@
 //! every answer may be lost. Clocks run alike: the lease model has their drift. A preference is not kept for longer
 //! than the model runs.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod rows;
+
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dlock_core::backend::Mode;
-use dlock_core::backend::shares::{Answer, HolderEntry, KeyState, LockRequest, Permits, Preference, Verdict};
-use dlock_core::{Fence, Timestamp, Token};
+use dlock_core::backend::shares::{Answer, LockRequest, Verdict};
+use dlock_core::{Timestamp, Token};
 use stateright::{Model, Property};
 
 use What::{Attempt, Withdraw};
+use rows::{By, Rows, small, ticks};
 
 /// A writer is alone, and permits are enough.
 pub const EXCLUDES: &str = "a writer believes alone, and no more permits are believed in than there are";
@@ -146,39 +149,6 @@ pub struct State {
     fell: bool,
 }
 
-/// What is stored for the key. Times are ticks from now.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Rows {
-    row: Row,
-    shares: BTreeMap<u8, Share>,
-    preferred: Option<(u8, u8)>,
-}
-
-/// The row of the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Row {
-    by: By,
-    fence: u8,
-    left: u8,
-    /// A claim sleeps.
-    awaited: bool,
-    /// By how little its end was moved, so that it differs: less than a tick, whatever the number.
-    moved: u8,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum By {
-    Nobody,
-    Alone(u8),
-    Several,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Share {
-    fence: u8,
-    left: u8,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Claim {
     phase: Phase,
@@ -261,107 +231,6 @@ pub type Heard = bool;
 /// A request, as a story names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent(What);
-
-fn at(left: u8) -> Timestamp {
-    NOW + TICK * u32::from(left)
-}
-
-fn ticks(until: Timestamp) -> u8 {
-    u8::try_from(until.since(NOW).as_secs()).unwrap_or(u8::MAX)
-}
-
-fn small(fence: Fence) -> u8 {
-    u8::try_from(fence.get()).unwrap_or(u8::MAX)
-}
-
-impl Rows {
-    const NEW: Self = Self {
-        row: Row { by: By::Nobody, fence: 0, left: 0, awaited: false, moved: 0 },
-        shares: BTreeMap::new(),
-        preferred: None,
-    };
-
-    fn is_held(&self) -> bool {
-        self.row.by != By::Nobody && self.row.left > 0
-    }
-
-    fn state(&self, model: &Shares) -> KeyState<()> {
-        let entry = |claim: u8, fence: u8, left: u8| HolderEntry {
-            token: token(claim),
-            mode: model.request(claim).mode,
-            fence: Fence::new(u64::from(fence)),
-            expires: at(left),
-            left_behind: false,
-            detail: (),
-        };
-        let preferred = self.preferred.map(|(claim, alive)| Preference {
-            token: token(claim),
-            since: NOW,
-            alive_until: at(alive),
-        });
-        let rules = KeyState::new().with_last_fence(Fence::new(u64::from(self.row.fence)));
-        let rules = rules.with_preference(preferred.filter(|preferred| !preferred.is_over(NOW)));
-        match self.row.by {
-            By::Alone(claim) if self.row.left > 0 => {
-                rules.with_holder(entry(claim, self.row.fence, self.row.left))
-            }
-            By::Several if self.row.left > 0 => {
-                let of = model.request(0).mode.permits();
-                let permits = of.map(|of| Permits { of, remembered_until: at(self.row.left) });
-                let shares = self.shares.iter().filter(|(_, share)| share.left > 0);
-                shares.fold(rules.with_permits(permits), |rules, (claim, share)| {
-                    rules.with_holder(entry(*claim, share.fence, share.left))
-                })
-            }
-            _ => rules,
-        }
-    }
-
-    /// The rows that keep this state.
-    fn keeping(&self, rules: &KeyState<()>) -> Self {
-        let mut rows = Self { shares: BTreeMap::new(), ..self.clone() };
-        rows.row.fence = small(rules.last_fence());
-        rows.preferred = rules
-            .preferred()
-            .map(|preferred| (claim_of(preferred.token), ticks(preferred.alive_until)))
-            .filter(|(_, alive)| *alive > 0);
-        (rows.row.by, rows.row.left) = (By::Nobody, 0);
-        for entry in rules.holders(NOW) {
-            let (claim, left) = (claim_of(entry.token), ticks(entry.expires));
-            rows.row.left = rows.row.left.max(left);
-            if entry.mode == Mode::Exclusive {
-                rows.row.by = By::Alone(claim);
-            } else {
-                rows.row.by = By::Several;
-                rows.shares.insert(claim, Share { fence: small(entry.fence), left });
-            }
-        }
-        rows
-    }
-
-    /// Writes what differs after a step from what was read before.
-    fn write(&mut self, before: &Self, after: &Self) {
-        if after.row != before.row {
-            self.row = after.row;
-        }
-        if after.preferred != before.preferred {
-            self.preferred = after.preferred;
-        }
-        for claim in before.shares.keys().chain(after.shares.keys()) {
-            match after.shares.get(claim) {
-                of if of == before.shares.get(claim) => {}
-                Some(share) => drop(self.shares.insert(*claim, *share)),
-                None => drop(self.shares.remove(claim)),
-            }
-        }
-    }
-
-    fn tick(&mut self) {
-        self.row.left = self.row.left.saturating_sub(1);
-        self.shares.values_mut().for_each(|share| share.left = share.left.saturating_sub(1));
-        self.preferred = self.preferred.map(|(claim, alive)| (claim, alive - 1)).filter(|of| of.1 > 0);
-    }
-}
 
 impl Shares {
     /// Reads the rows, and judges.

@@ -21,14 +21,19 @@ use crate::failure::misplaced;
 use crate::protocol::{SqlResult, Taken};
 use crate::server::Server;
 use crate::session::Sessions;
-use crate::session::name::{FENCE, Name};
-use crate::session::protocol::{Found, Freed, Opened, Owner, OwningSession, TURN, TakeResult, Wanted};
+use crate::session::name::{FENCE, Name, holder_of};
+use crate::session::protocol::{
+    Found, Freed, Opened, Owners, OwningSession, TURN, TakeError, TakeResult, Wanted,
+};
 use crate::session::session_server::SessionServer;
 use crate::session::strategy::{ByName, Others, Strategy, settle_names};
 use crate::stored;
 use crate::text::hex;
 pub use row_locks::MysqlRowLocks;
-use statements::{Ending, SESSION, WRITES_ROWS, asking, counting, is_awaited, name_of, taking, token, turn};
+use statements::{
+    Ending, SESSION, WRITES_ROWS, asking, counting, is_awaited, name_of, row_lock, taking, token, token_of,
+    turn,
+};
 
 /// Locks that a session of a MariaDB or MySQL server keeps (`GET_LOCK`): see [`Sessions`].
 ///
@@ -107,13 +112,16 @@ async fn one(on: &mut MySqlConnection, statement: String) -> SqlResult<Option<My
     sqlx::raw_sql(AssertSqlSafe(statement)).fetch_optional(on).await
 }
 
+/// Ends the transaction, and has the next ones in an isolation in which servers that log statements lock and write.
+const STRICTER: &str = "ROLLBACK; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
+
 /// How many names are looked up in one statement.
 const AT_ONCE: usize = 500;
 
 /// Somebody has it; who, if the row with the fence says so.
 fn holder(row: &MySqlRow) -> SqlResult<Holder> {
     let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
-    let mut holder = Holder::parse(&String::from_utf8_lossy(&text));
+    let mut holder = holder_of(&String::from_utf8_lossy(&text));
     holder.fence = row.try_get::<Option<i64>, _>(0)?.and_then(stored::fence);
     Ok(holder)
 }
@@ -127,7 +135,7 @@ impl MysqlServer {
             SELECT {}, {}, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, {}
             FROM {table} AS mark WHERE mark.`key` = X''",
             literal(&wanted.name.fence),
-            literal(&token(session)),
+            token_of(wanted, &session.to_string()),
             literal(wanted.holder.as_bytes())
         );
         let counted = sqlx::raw_sql(AssertSqlSafe(insert)).execute(on).await?;
@@ -299,17 +307,23 @@ impl SessionServer for MysqlServer {
         sqlx::raw_sql(AssertSqlSafe(release)).execute(on).await.map(drop)
     }
 
+    async fn is_awaited(on: &mut MySqlConnection, name: &Name, is_row: bool) -> SqlResult<(i64, bool)> {
+        let ask = format!("SELECT {SESSION}, {}", is_awaited(name, is_row));
+        let row = one(on, ask).await?.ok_or(sqlx::Error::RowNotFound)?;
+        Ok((row.try_get(0)?, row.try_get::<i64, _>(1)? == 1))
+    }
+
     async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted, _: bool) -> SqlResult<(i64, Found)> {
         let name = &wanted.name;
         let statements = format!(
-            "SELECT {SESSION}, `key` FROM {} WHERE `key` = X'{}' FOR UPDATE NOWAIT",
+            "SELECT {SESSION}, `key` FROM {} WHERE `key` = X'{}' {} NOWAIT",
             self.quoted(),
-            hex(&name.row)
+            hex(&name.row),
+            row_lock(name.is_read())
         );
         let mut locked = sqlx::raw_sql(AssertSqlSafe(statements.clone())).fetch_all(&mut *on).await;
         if matches!(&locked, Err(error) if number(error) == Some(UNLOGGED)) {
-            let stricter = "ROLLBACK; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
-            sqlx::raw_sql(stricter).execute(&mut *on).await?;
+            sqlx::raw_sql(STRICTER).execute(&mut *on).await?;
             locked = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await;
         }
         let is_there = match locked {
@@ -369,6 +383,36 @@ impl SessionServer for MysqlServer {
             None => self.count_first(on, wanted, session).await,
         }
     }
+
+    // What a reader writes is not committed: it ends with the transaction that has locked the row. The row is that of
+    // the session: one of a session that is about to end is in nobody's way.
+    async fn confirm(
+        &self,
+        on: &mut MySqlConnection,
+        wanted: &Wanted,
+        session: i64,
+        fence: Fence,
+    ) -> Result<i64, TakeError> {
+        if !wanted.name.is_read() {
+            return self.ping(on).await.map_err(TakeError::of);
+        }
+        let insert = format!(
+            "INSERT INTO {} (`key`, token, fence, expires, holder) VALUES ({}, {}, {}, 0, {})",
+            self.quoted(),
+            literal(&[wanted.name.readers(), token(session)].concat()),
+            literal(&token(session)),
+            fence.get(),
+            literal(wanted.holder.as_bytes())
+        );
+        match sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut *on).await {
+            Ok(_) => Ok(session),
+            Err(error) if number(&error) == Some(UNLOGGED) => {
+                sqlx::raw_sql(STRICTER).execute(on).await.map_err(TakeError::Unknown)?;
+                Err(TakeError::Again(error))
+            }
+            Err(error) => Err(TakeError::of(error)),
+        }
+    }
 }
 
 impl Strategy for ByName<MysqlServer> {
@@ -377,6 +421,9 @@ impl Strategy for ByName<MysqlServer> {
     const NAME: &'static str = "mysql-session";
     const SHARED: bool = true;
     const TAKES_AT_ONCE: bool = true;
+    // The server has no such names.
+    const READS: bool = false;
+    const DOWNGRADES: bool = false;
 
     async fn take(
         others: &Others<MysqlServer>,
@@ -389,10 +436,14 @@ impl Strategy for ByName<MysqlServer> {
             true => server.take_names(on, session, wanted).await,
             false => server.take_only(on, wanted).await,
         };
-        settle_names::<Self>(on, wanted, asked).await
+        settle_names::<Self>(server, on, wanted, asked).await
     }
 
-    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+    async fn release(
+        _: &MysqlServer,
+        on: &mut MySqlConnection,
+        names: &[Name],
+    ) -> SqlResult<(i64, Vec<Freed>)> {
         let free = |name| {
             format!(", {}, CAST(RELEASE_LOCK('{}') AS SIGNED)", is_awaited(name, false), name_of(name))
         };
@@ -411,7 +462,7 @@ impl Strategy for ByName<MysqlServer> {
             .await
     }
 
-    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owner> {
+    async fn owners(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owners> {
         let statement = format!(
             "SELECT held.fence, held.holder, CAST(locked.id AS SIGNED) FROM (SELECT IS_USED_LOCK('{}') AS id) AS locked
             LEFT JOIN {} AS held ON held.`key` = {} AND held.token = UNHEX(LPAD(HEX(locked.id), 32, '0'))
@@ -421,7 +472,7 @@ impl Strategy for ByName<MysqlServer> {
             literal(&name.fence)
         );
         let row = one(on, statement).await?;
-        row.map(|row| Ok((OwningSession::Known(row.try_get(2)?), holder(&row)?))).transpose()
+        row.iter().map(|row| Ok((OwningSession::Known(row.try_get(2)?), holder(row)?))).collect()
     }
 
     async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {

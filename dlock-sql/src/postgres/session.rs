@@ -1,6 +1,9 @@
 //! Locks of PostgreSQL's sessions and transactions.
 
-use std::collections::HashSet;
+mod holders;
+mod row_locks;
+pub(super) mod statements;
+
 use std::time::Duration;
 
 use dlock_core::{Fence, Holder, Key};
@@ -9,18 +12,21 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::failure::{OUTDATED, UNPREPARED};
 use super::server::PostgresServer;
-use super::statements::{ADVISORY, counting, place};
+use super::statements::place;
 use super::values::{self, Value};
 use crate::failure::misplaced;
 use crate::protocol::{SqlResult, Taken};
 use crate::server::Server;
 use crate::session::Sessions;
-use crate::session::name::Name;
-use crate::session::protocol::{Found, Freed, Opened, Owner, OwningSession, TURN, TakeResult, Wanted};
+use crate::session::name::{Name, Reader, holder_of};
+use crate::session::protocol::{Found, Freed, Opened, Owners, TURN, TakeError, TakeResult, Wanted};
 use crate::session::session_server::SessionServer;
-use crate::session::strategy::{ByName, ByRow, Others, Strategy, settle_names, take_row};
+use crate::session::strategy::{ByName, Others, Strategy, settle_names};
 use crate::stored;
-use crate::text::{hex, sql};
+use crate::text::sql;
+use holders::{granted, owners};
+pub use row_locks::PostgresRowLocks;
+use statements::{ADVISORY, counting, counting_reader, downgrading};
 
 /// Locks that a session of a PostgreSQL server keeps (`pg_try_advisory_lock`): see [`Sessions`].
 ///
@@ -40,25 +46,6 @@ use crate::text::{hex, sql};
 /// by default (`max_locks_per_transaction`), and any user of the database can take any of them.
 pub type PostgresSessions = Sessions<ByName<PostgresServer>>;
 
-/// Locks that are rows of a PostgreSQL table, locked in a transaction for as long as they are held (`SELECT ... FOR
-/// UPDATE`): see [`Sessions`].
-///
-/// ```no_run
-/// # async fn example() -> Result<(), dlock_core::Error> {
-/// use dlock_core::Locks;
-/// use dlock_sql::PostgresRowLocks;
-///
-/// let url = "postgres://app:password@db.internal/shop?max_connections=20";
-/// let locks = Locks::new(PostgresRowLocks::connect(url).await?);
-/// locks.lock("room_7").run(async { /* one at a time */ }).await?;
-/// # Ok(()) }
-/// ```
-///
-/// Each lock has a connection of its own, at most `max_connections` at a time; further acquires wait for one, and fail
-/// as [`ErrorKind::Unavailable`](dlock_core::ErrorKind::Unavailable) without. A transaction that is open for long keeps
-/// the server from cleaning up what was deleted since: for short locks, or few.
-pub type PostgresRowLocks = Sessions<ByRow<PostgresServer>>;
-
 /// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a
 /// statement wait while others need a sign of life. Where the server cannot notice a client that is gone, the setting
 /// was left at 0 when the connection was opened, and any other value is an error.
@@ -68,14 +55,12 @@ const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_setting
     ('transaction_timeout', '0'), ('statement_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed'), \
     ('synchronous_commit', 'off')) AS ours (name, value) USING (name) \
     WHERE name <> 'client_connection_check_interval' OR setting <> '0'";
-/// For a row called `locked`: the transaction that has locked it, without waiting for it and without getting in its
-/// way.
-const TRANSACTION: &str =
-    "pg_locks ON locktype = 'transactionid' AND granted AND transactionid = locked.xmax";
-
 fn number(name: &Name) -> i64 {
-    let [a, b, c, d, e, f, g, h, ..] = name.digest;
-    i64::from_be_bytes([a, b, c, d, e, f, g, h])
+    i64::from_be_bytes(part(name, 0))
+}
+
+fn part(name: &Name, from: usize) -> [u8; 8] {
+    [0, 1, 2, 3, 4, 5, 6, 7].map(|place| name.digest[from + place])
 }
 
 /// The turn among those who wait for a lock: two numbers, which are never mixed up with the one of a lock.
@@ -85,9 +70,8 @@ fn turn(name: &Name, is_row: bool) -> String {
 }
 
 fn turn_numbers(name: &Name, is_row: bool) -> (i32, i32) {
-    let from = if is_row { 16 } else { 8 };
-    let number = |from: usize| i32::from_be_bytes([0, 1, 2, 3].map(|place| name.digest[from + place]));
-    (number(from), number(from + 4))
+    let [a, b, c, d, e, f, g, h] = part(name, if is_row { 16 } else { 8 });
+    (i32::from_be_bytes([a, b, c, d]), i32::from_be_bytes([e, f, g, h]))
 }
 
 /// Runs the rest of a statement that may wait, after its `SELECT`; whether it came to its end.
@@ -136,16 +120,30 @@ fn answers(row: &PgRow, column: usize, number: i64) -> SqlResult<()> {
 
 /// Somebody has it; who, if the row with the fence says so.
 fn holder(row: &PgRow) -> SqlResult<Holder> {
-    let mut holder = Holder::parse(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
+    let mut holder = holder_of(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
     holder.fence = fence(row, 0)?;
     Ok(holder)
 }
 
-/// Which session has it, and who that is. A transaction that was prepared for a commit in two phases is no session's
-/// any more.
-fn owner(row: &PgRow) -> SqlResult<(OwningSession, Holder)> {
-    let session = row.try_get::<Option<i64>, _>(2)?;
-    Ok((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(row)?))
+/// Deletes what says who reads.
+fn forget_readers(table: &str, rows: &str) -> String {
+    format!("DELETE FROM {table} WHERE key = ANY({rows}::bytea[]) RETURNING 1")
+}
+
+/// The rows that say who reads.
+fn rows_of_readers(names: &[Name]) -> impl Iterator<Item = &[u8]> {
+    names.iter().filter_map(|name| Some(&*name.reader.as_ref()?.row))
+}
+
+/// Releases a name, unless others of the session read it.
+const FREE: &str = "CASE WHEN beside THEN true WHEN reads THEN pg_advisory_unlock_shared(number) \
+                    ELSE pg_advisory_unlock(number) END";
+
+/// The numbers of names, which of them are read, and which by others of the session, too.
+fn listed(names: &[Name]) -> (Vec<i64>, Vec<bool>, Vec<bool>) {
+    let is_beside = |reader: &Reader| reader.beside;
+    let beside = names.iter().map(|name| name.reader.as_ref().is_some_and(is_beside));
+    (names.iter().map(number).collect(), names.iter().map(Name::is_read).collect(), beside.collect())
 }
 
 impl PostgresServer {
@@ -177,6 +175,35 @@ impl PostgresServer {
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
     }
 
+    /// Reads them, where nobody waits.
+    async fn read_many(&self, on: &mut PgConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
+        let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
+        let (turns, ofs): (Vec<i32>, Vec<i32>) =
+            wanted.iter().map(|wanted| turn_numbers(&wanted.name, false)).unzip();
+        let ours: Vec<bool> = wanted.iter().map(|wanted| wanted.has_turn).collect();
+        let readers = wanted.iter().filter_map(|wanted| wanted.name.reader.as_ref());
+        let (beside, own): (Vec<bool>, Vec<&[u8]>) =
+            readers.map(|reader| (reader.beside, &*reader.row)).unzip();
+        let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
+        let holders: Vec<&str> = wanted.iter().map(|wanted| &*wanted.holder).collect();
+        let [counting, only] = &self.statements.read_names;
+        let query = sqlx::query(if self.fences { counting } else { only }.clone());
+        let query = query.bind(numbers).bind(turns).bind(ofs).bind(ours).bind(beside);
+        let rows = query.bind(names).bind(own).bind(holders).fetch_all(on).await?;
+        if rows.len() != wanted.len() {
+            return Err(sqlx::Error::RowNotFound);
+        }
+        let mut taken = Vec::new();
+        for (row, wanted) in rows.iter().zip(wanted) {
+            answers(row, 3, number(&wanted.name))?;
+            taken.push(match row.try_get::<Option<&str>, _>(1)? {
+                None => Taken::Granted(fence(row, 0)?),
+                Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
+            });
+        }
+        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
+    }
+
     /// Takes them, and counts nothing.
     async fn take_only(on: &mut PgConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let rows = if let [one] = wanted {
@@ -199,8 +226,10 @@ impl PostgresServer {
 
     /// Releases names, and says of each whether somebody has its turn, which is asked for until the end of the
     /// statement. All turns are asked for before any name is released: an error leaves all names as they were.
-    async fn free_names(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
-        let rows = if let [one] = names {
+    async fn free_names(&self, on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        let rows = if names.iter().any(Name::is_read) {
+            self.free_read(on, names).await?
+        } else if let [one] = names {
             let free = "SELECT pg_backend_pid()::bigint, NOT pg_try_advisory_xact_lock_shared($2, $3), \
                         pg_advisory_unlock($1)";
             let (turn, of) = turn_numbers(one, false);
@@ -221,14 +250,48 @@ impl PostgresServer {
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 
+    /// Releases names of which some are read. What says who reads is deleted before any name is released.
+    async fn free_read(&self, on: &mut PgConnection, names: &[Name]) -> SqlResult<Vec<PgRow>> {
+        let (before, after) = if self.fences {
+            let gone = forget_readers(&self.quoted(), "$6");
+            (format!("WITH gone AS ({gone}) "), ", (SELECT count(*) FROM gone) AS before")
+        } else {
+            (String::new(), "")
+        };
+        let free = format!(
+            "{before}SELECT pg_backend_pid()::bigint, awaited, {FREE} FROM unnest($1::bigint[], $4::boolean[], $5::boolean[], (
+                SELECT array_agg(NOT pg_try_advisory_xact_lock_shared(turn, of) ORDER BY place)
+                FROM unnest($2::integer[], $3::integer[]) WITH ORDINALITY AS turns (turn, of, place)
+            )) WITH ORDINALITY AS listed (number, reads, beside, awaited, place){after} ORDER BY place"
+        );
+        let (numbers, reads, beside) = listed(names);
+        let (turns, ofs): (Vec<i32>, Vec<i32>) = names.iter().map(|name| turn_numbers(name, false)).unzip();
+        let query =
+            sqlx::query(AssertSqlSafe(free)).bind(numbers).bind(turns).bind(ofs).bind(reads).bind(beside);
+        let rows: Vec<&[u8]> = rows_of_readers(names).collect();
+        if self.fences { query.bind(rows).fetch_all(on).await } else { query.fetch_all(on).await }
+    }
+
     /// Releases names where the server refused to say who waits, as it does when it has no room for one lock more.
-    async fn only_free_names(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
-        let free =
-            "SELECT pg_backend_pid()::bigint, pg_advisory_unlock(number) FROM unnest($1::bigint[]) AS number";
-        let numbers: Vec<i64> = names.iter().map(number).collect();
-        let rows = sqlx::query(free).bind(numbers).fetch_all(on).await?;
+    async fn only_free_names(&self, on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+        let free = format!(
+            "SELECT pg_backend_pid()::bigint, {FREE}
+            FROM unnest($1::bigint[], $2::boolean[], $3::boolean[]) AS listed (number, reads, beside)"
+        );
+        let (numbers, reads, beside) = listed(names);
+        let query = sqlx::query(AssertSqlSafe(free)).bind(numbers).bind(reads).bind(beside);
+        let rows = query.fetch_all(&mut *on).await?;
         let freed = |row: &PgRow| Ok(Freed { awaited: false, held: row.try_get(1)? });
         let freed = rows.iter().map(freed).collect::<SqlResult<_>>()?;
+        let readers: Vec<&[u8]> = rows_of_readers(names).collect();
+        if self.fences && !readers.is_empty() {
+            let forget = sqlx::query(AssertSqlSafe(forget_readers(&self.quoted(), "$1"))).bind(readers);
+            match forget.execute(on).await {
+                // They are without effect, and stay until somebody prunes.
+                Ok(_) | Err(sqlx::Error::Database(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 }
@@ -267,6 +330,15 @@ impl SessionServer for PostgresServer {
         sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(on).await.map(drop)
     }
 
+    async fn is_awaited(on: &mut PgConnection, name: &Name, is_row: bool) -> SqlResult<(i64, bool)> {
+        let ask = format!(
+            "SELECT pg_backend_pid()::bigint, NOT pg_try_advisory_xact_lock_shared({})",
+            turn(name, is_row)
+        );
+        let row = sqlx::raw_sql(AssertSqlSafe(ask)).fetch_one(on).await?;
+        Ok((row.try_get(0)?, row.try_get(1)?))
+    }
+
     // In one message. Where grants are counted it has two transactions: the first one counts, if nobody has the row,
     // so that the fence stays whatever becomes of the second one, which keeps the row. The fence is that of the grant
     // if it is still the last one when the row is locked again: nobody else counts from then on.
@@ -278,8 +350,19 @@ impl SessionServer for PostgresServer {
     ) -> SqlResult<(i64, Found)> {
         let Name { row, fence: counted, .. } = &wanted.name;
         let values = [Value::Bytes(row), Value::Bytes(counted), Value::Text(&wanted.holder)];
-        let count = if self.fences { "BEGIN; EXECUTE dlock_count($1, $2, $3); COMMIT; " } else { "" };
-        let statements = format!("{count}BEGIN; EXECUTE dlock_lock($1); EXECUTE dlock_look($1, $2)");
+        let lock = if wanted.name.is_read() {
+            // The fence is counted when the row is locked: other readers count, too.
+            format!(
+                "BEGIN; WITH locked AS MATERIALIZED (SELECT FROM {} WHERE key = $1 FOR SHARE SKIP LOCKED)
+                SELECT 'locked' AS step, pg_try_advisory_xact_lock_shared({}) FROM locked",
+                self.quoted(),
+                row_locks::mark(&wanted.name)
+            )
+        } else {
+            let count = if self.fences { "BEGIN; EXECUTE dlock_count($1, $2, $3); COMMIT; " } else { "" };
+            format!("{count}BEGIN; EXECUTE dlock_lock($1)")
+        };
+        let statements = format!("{lock}; EXECUTE dlock_look($1, $2)");
         let statements = sql(values::written_into(&statements, &values));
         if is_new {
             sqlx::raw_sql(self.statements.lock_row.clone()).execute(&mut *on).await?;
@@ -326,11 +409,19 @@ impl SessionServer for PostgresServer {
     }
 
     async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
-        let ours = "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose) AS ours";
-        let row = sqlx::query(AssertSqlSafe(counting(&self.quoted(), ours)))
+        let ours =
+            "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose, $4::bytea AS own) AS ours";
+        let count = match &wanted.name.reader {
+            None => counting(&self.quoted(), ours),
+            Some(_) => {
+                format!("WITH {} SELECT fence FROM counted", counting_reader(&self.quoted(), ours))
+            }
+        };
+        let row = sqlx::query(AssertSqlSafe(count))
             .bind(&wanted.name.fence)
             .bind(session)
             .bind(&wanted.holder)
+            .bind(wanted.name.reader.as_ref().map(|reader| &reader.row))
             .fetch_all(on)
             .await?;
         fence(row.first().ok_or(sqlx::Error::RowNotFound)?, 0)?.ok_or(sqlx::Error::RowNotFound)
@@ -343,6 +434,8 @@ impl Strategy for ByName<PostgresServer> {
     const NAME: &'static str = "postgres-session";
     const SHARED: bool = true;
     const TAKES_AT_ONCE: bool = true;
+    const READS: bool = true;
+    const DOWNGRADES: bool = true;
 
     async fn take(
         others: &Others<PostgresServer>,
@@ -352,127 +445,79 @@ impl Strategy for ByName<PostgresServer> {
     ) -> TakeResult {
         let server = others.server();
         let asked = match wanted {
+            [one, ..] if one.name.is_read() => server.read_many(on, wanted).await,
             _ if !server.counts() => PostgresServer::take_only(on, wanted).await,
             [one] => server.take_one(on, one).await,
             many => server.take_many(on, many).await,
         };
-        settle_names::<Self>(on, wanted, asked).await
+        settle_names::<Self>(server, on, wanted, asked).await
     }
 
-    async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
-        match PostgresServer::free_names(on, names).await {
-            Err(sqlx::Error::Database(_)) => PostgresServer::only_free_names(on, names).await,
+    async fn release(
+        server: &PostgresServer,
+        on: &mut PgConnection,
+        names: &[Name],
+    ) -> SqlResult<(i64, Vec<Freed>)> {
+        match server.free_names(on, names).await {
+            Err(sqlx::Error::Database(_)) => server.only_free_names(on, names).await,
             freed => freed,
         }
     }
 
-    async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
-        // Shared, so that nobody takes this moment for a lock. Of the transaction, which ends it in any case: a lock of
-        // the session would stay where a cancellation arrives between the lock and its release, and keep all others
-        // out for as long as this session waits.
-        waited(on, &format!("pg_advisory_xact_lock_shared({})", number(name))).await
-    }
-
-    async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owner> {
-        let statement = format!(
-            r#"SELECT held.fence, held.holder, session FROM ({ADVISORY}) AS locked
-            LEFT JOIN {} AS held ON held.key = $1 AND held.token = int8send(session) WHERE number = $2"#,
-            server.quoted()
-        );
-        let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.fence).bind(number(name));
-        query.fetch_optional(on).await?.as_ref().map(owner).transpose()
-    }
-
-    async fn held(server: &PostgresServer, on: &mut PgConnection) -> SqlResult<Vec<(Key, Holder)>> {
-        let place = server.place();
-        // What is locked, and the grants of those who have locks: which of these are locked only the names tell.
-        let statement = format!(
-            r#"WITH locked AS MATERIALIZED ({ADVISORY})
-            SELECT NULL::bigint, NULL::text, NULL::bytea, session, number FROM locked
-            UNION ALL
-            SELECT held.fence, held.holder, held.key, session, NULL
-            FROM (SELECT DISTINCT session FROM locked) AS alive JOIN {} AS held ON held.token = int8send(session)
-            WHERE held.key >= decode('ff', 'hex')"#,
-            server.quoted()
-        );
-        let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(on).await?;
-        let (mut locked, mut granted) = (HashSet::new(), Vec::new());
-        for row in &rows {
-            let session: i64 = row.try_get(3)?;
-            if let Some(number) = row.try_get::<Option<i64>, _>(4)? {
-                locked.insert((session, number));
-            } else if let Some(key) = Name::key(row.try_get(2)?) {
-                granted.push((session, key, holder(row)?));
-            }
-        }
-        granted.retain(|(session, key, _)| locked.contains(&(*session, number(&Name::of(&place, key)))));
-        Ok(granted.into_iter().map(|(_, key, holder)| (key, holder)).collect())
-    }
-}
-
-impl Strategy for ByRow<PostgresServer> {
-    type Server = PostgresServer;
-
-    const NAME: &'static str = "postgres-row";
-    const SHARED: bool = false;
-    const TAKES_AT_ONCE: bool = true;
-
-    async fn take(
-        others: &Others<PostgresServer>,
+    async fn downgrade(
+        server: &PostgresServer,
         on: &mut PgConnection,
-        opened: Opened,
-        wanted: &[Wanted],
-    ) -> TakeResult {
-        take_row(others, on, opened, wanted).await
-    }
-
-    async fn release(on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
-        let awaited = |name| format!(", NOT pg_try_advisory_xact_lock_shared({})", turn(name, true));
-        let awaited: String = names.iter().map(awaited).collect();
-        let free = format!("SELECT pg_backend_pid()::bigint{awaited}; COMMIT");
-        let (rows, is_told) = match sqlx::raw_sql(AssertSqlSafe(free)).fetch_all(&mut *on).await {
-            // As where the server has no room for one lock more. Nothing was written in the transaction.
-            Err(sqlx::Error::Database(_)) => {
-                let free = "ROLLBACK; SELECT pg_backend_pid()::bigint";
-                (sqlx::raw_sql(free).fetch_all(on).await?, false)
+        wanted: &Wanted,
+        fence: Option<Fence>,
+    ) -> Result<i64, TakeError> {
+        let counted = server.fences.then_some(fence).flatten();
+        let number = number(&wanted.name);
+        let query = sqlx::query(AssertSqlSafe(downgrading(&server.quoted(), counted.is_some()))).bind(number);
+        let query = match (counted, &wanted.name.reader) {
+            (Some(fence), Some(reader)) => {
+                let fence = i64::try_from(fence.get()).unwrap_or(i64::MAX);
+                query.bind(&wanted.name.fence).bind(&reader.row).bind(fence).bind(&wanted.holder)
             }
-            rows => (rows?, true),
+            _ => query,
         };
-        let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        let freed = |place| Ok(Freed { awaited: is_told && row.try_get(place)?, held: true });
-        Ok((row.try_get(0)?, (1..=names.len()).map(freed).collect::<SqlResult<_>>()?))
+        match query.fetch_one(&mut *on).await {
+            Ok(row) => match row.try_get(2).and_then(|freed: bool| Ok((freed, row.try_get(0)?))) {
+                Ok((true, session)) => Ok(session),
+                Ok((false, _)) => Err(TakeError::Unknown(sqlx::Error::RowNotFound)),
+                Err(error) => Err(TakeError::Unknown(error)),
+            },
+            Err(error @ sqlx::Error::Database(_)) => {
+                // Where it is read already, it may be held alone no more.
+                let undo = sqlx::query_scalar("SELECT pg_advisory_unlock_shared($1)").bind(number);
+                match undo.fetch_one(on).await {
+                    Ok(false) => Err(TakeError::Refused(error)),
+                    Ok(true) | Err(_) => Err(TakeError::Unknown(error)),
+                }
+            }
+            Err(error) => Err(TakeError::Unknown(error)),
+        }
     }
 
-    async fn wait(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
-        let (table, row) = (server.quoted(), hex(&name.row));
-        waited(on, &format!("1 FROM {table} WHERE key = decode('{row}', 'hex') FOR UPDATE")).await
+    async fn wait(_: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
+        // Of the transaction, which ends it in any case: a lock of the session would stay where a cancellation arrives
+        // between the lock and its release, and keep all others out for as long as this session waits.
+        let shared = if name.is_read() { "_shared" } else { "" };
+        waited(on, &format!("pg_advisory_xact_lock{shared}({})", number(name))).await
     }
 
-    async fn owner(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owner> {
+    async fn owners(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owners> {
+        // Who has the turn has the lock for a moment when it is free, and does not keep it.
+        let (turn, of) = turn_numbers(name, false);
+        let turn = (i64::from(turn) << 32) | i64::from(of.cast_unsigned());
         let statement = format!(
-            r#"SELECT held.fence, held.holder, pid::bigint FROM {table} AS locked JOIN {TRANSACTION}
-            LEFT JOIN {table} AS held ON held.key = $2 AND held.token = int8send(pid::bigint) WHERE locked.key = $1"#,
-            table = server.quoted()
+            "SELECT session, reads FROM ({ADVISORY}) AS locked WHERE parts = 1 AND number = {} AND session NOT IN (
+                SELECT session FROM ({ADVISORY}) AS turns WHERE parts = 2 AND NOT reads AND number = {turn})",
+            number(name)
         );
-        let query = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(&name.fence);
-        query.fetch_optional(on).await?.as_ref().map(owner).transpose()
+        owners(&server.quoted(), on, name, &statement).await
     }
 
     async fn held(server: &PostgresServer, on: &mut PgConnection) -> SqlResult<Vec<(Key, Holder)>> {
-        let statement = format!(
-            r#"SELECT held.fence, held.holder, locked.key FROM {table} AS locked JOIN {TRANSACTION}
-            LEFT JOIN {table} AS held
-                ON held.key = decode('ff', 'hex') || substring(locked.key FROM 2) AND held.token = int8send(pid::bigint)
-            WHERE locked.key >= decode('fe', 'hex') AND locked.key < decode('ff', 'hex')"#,
-            table = server.quoted()
-        );
-        let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(on).await?;
-        let mut all = Vec::new();
-        for row in &rows {
-            if let Some(key) = Name::key(row.try_get(2)?) {
-                all.push((key, holder(row)?));
-            }
-        }
-        Ok(all)
+        granted(server, on, number).await
     }
 }

@@ -6,6 +6,7 @@
 use dlock_core::backend::LEFT_BEHIND;
 use sqlx::SqlStr;
 
+use super::session::statements::{ADVISORY, NOW, lock_row, read_names, take_name, take_names};
 use super::values::Value;
 use crate::protocol::AT_ONCE;
 use crate::releases::TURNS;
@@ -51,6 +52,8 @@ pub(super) struct PostgresStatements {
     /// Take named locks of a session.
     pub(super) take_name: SqlStr,
     pub(super) take_names: SqlStr,
+    /// Read named locks of a session, with fences and without.
+    pub(super) read_names: [SqlStr; 2],
     /// Prepares what locks a row.
     pub(super) lock_row: SqlStr,
     /// The mark.
@@ -59,8 +62,6 @@ pub(super) struct PostgresStatements {
     pub(super) rights: [SqlStr; 2],
 }
 
-/// The server's time in microseconds, where fences start.
-const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 /// Also where an administrator wrote `infinity`.
 const LEFT: &str = "(extract(epoch FROM least(expires, clock_timestamp() + interval '1 year') - clock_timestamp()) \
                     * 1000000)::bigint";
@@ -116,15 +117,6 @@ fn freed() -> String {
     )
 }
 
-/// The advisory locks of this database that have one number.
-pub(super) const ADVISORY: &str =
-    "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND mode = 'ExclusiveLock'
-        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
-/// The session of the connection.
-const SESSION: &str = "pg_backend_pid()::bigint";
-/// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
-const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
 const IS_HELD: &str = "token IS NOT NULL AND expires > clock_timestamp()";
 
 impl PostgresStatements {
@@ -278,18 +270,20 @@ impl PostgresStatements {
             // The highest fence that was deleted is kept in the mark, where the next row of any key starts. The row
             // with the fence of a session or a locked row says who has it: it stays for as long as somebody does.
             prune: sql(format!(
-                r#"WITH names AS MATERIALIZED (SELECT number FROM ({ADVISORY}) AS locked),
+                r#"WITH names AS MATERIALIZED (SELECT number, int8send(session) AS token FROM ({ADVISORY}) AS locked),
                 transactions AS MATERIALIZED (
                     SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND granted
                 ), old AS MATERIALIZED (
                     SELECT key FROM {table} AS row WHERE key > $2::bytea AND NOT ({IS_HELD}) AND fence <= {NOW} - $1::bigint AND CASE
+                        WHEN key >= decode('fb', 'hex') AND key < decode('fc', 'hex')
+                            THEN token NOT IN (SELECT token FROM names)
                         WHEN key < decode('fe', 'hex')
                             THEN expires <= clock_timestamp() - $1 * interval '1 microsecond'
                         WHEN key < decode('ff', 'hex')
                             THEN NOT EXISTS (SELECT FROM {table} AS counted
                                 WHERE counted.key = decode('ff', 'hex') || substring(row.key FROM 2)
                                     AND counted.fence > {NOW} - $1)
-                        ELSE {number} NOT IN (SELECT number FROM names)
+                        ELSE {number} NOT IN (SELECT number FROM names) AND {mark} NOT IN (SELECT number FROM names)
                             AND NOT EXISTS (SELECT FROM {table} AS locked JOIN transactions ON transactionid = locked.xmax
                                 WHERE locked.key = decode('fe', 'hex') || substring(row.key FROM 2)) END
                     ORDER BY key LIMIT {AT_ONCE} FOR UPDATE SKIP LOCKED
@@ -303,7 +297,8 @@ impl PostgresStatements {
                     RETURNING 1
                 )
                 SELECT (SELECT count(*) FROM gone), (SELECT encode(key, 'hex') FROM old ORDER BY key DESC LIMIT 1)"#,
-                number = number_of(&place),
+                number = number_of(&place, 1),
+                mark = number_of(&place, 25),
             )),
             await_release: sql(format!(
                 r#"WITH seen AS MATERIALIZED (
@@ -317,6 +312,7 @@ impl PostgresStatements {
             )),
             take_name: take_name(&table),
             take_names: take_names(&table),
+            read_names: [read_names(&table, true), read_names(&table, false)],
             lock_row: lock_row(&table),
             mark: sql(format!(r#"SELECT holder FROM {table} WHERE key = ''"#)),
             rights: [
@@ -333,78 +329,20 @@ impl PostgresStatements {
     }
 }
 
-/// The number of the advisory lock that the row with a fence, called `row`, is of.
-fn number_of(place: &str) -> String {
+/// The number of the advisory lock that the row with a fence, called `row`, is of: of a session, from the first byte of
+/// its digest on, or of those who read a locked row, from the 25th on.
+fn number_of(place: &str, from: usize) -> String {
     let key = "substring(row.key FROM 2)";
     let digest = format!(
         "sha256(decode('{}', 'hex') || int8send(length({key})::bigint) || {key})",
         hex(&Name::prefix(place))
     );
-    format!("('x' || encode(substring({digest} FROM 1 FOR 8), 'hex'))::bit(64)::bigint")
+    format!("('x' || encode(substring({digest} FROM {from} FOR 8), 'hex'))::bit(64)::bigint")
 }
 
 /// The table among all that a name may be of.
 pub(super) fn place(table: &TableName) -> String {
     format!("{}.\"{}\"", table.schema().unwrap_or_default(), table.name())
-}
-
-/// Prepares what locks a row, on the connection that does it again and again.
-fn lock_row(table: &str) -> SqlStr {
-    let ours = format!("(SELECT $2 AS name, {SESSION} AS session, $3 AS whose FROM locked) AS ours");
-    sql(format!(
-        "PREPARE dlock_count (bytea, bytea, text) AS
-            WITH locked AS MATERIALIZED (SELECT FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED),
-            counted AS ({})
-            SELECT fence, 'counted' AS step FROM counted;
-        PREPARE dlock_lock (bytea) AS SELECT 'locked' AS step FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED;
-        PREPARE dlock_look (bytea, bytea) AS
-            SELECT fence, holder, {SESSION}, EXISTS (SELECT FROM {table} WHERE key = $1), token = int8send({SESSION}),
-                'seen' AS step
-            FROM (SELECT) AS one LEFT JOIN {table} ON key = $2",
-        counting(table, &ours)
-    ))
-}
-
-/// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
-pub(super) fn counting(table: &str, from: &str) -> String {
-    format!(
-        r#"INSERT INTO {table} AS held (key, token, fence, expires, holder)
-        SELECT name, int8send(session), greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')), '-infinity', whose
-        FROM {from}
-        ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
-            token = excluded.token, holder = excluded.holder
-        RETURNING fence, {HASTE}"#
-    )
-}
-
-/// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session; the number, by
-/// which the answer is that to this question.
-fn take_name(table: &str) -> SqlStr {
-    sql(format!(
-        "WITH asked AS MATERIALIZED (
-            SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
-        ), counted AS ({})
-        SELECT fence, NULL::text, {SESSION}, $1 FROM counted
-        UNION ALL
-        SELECT fence, coalesce(holder, ''), {SESSION}, $1 FROM asked LEFT JOIN {table} ON key = name WHERE NOT got",
-        counting(table, "asked WHERE got")
-    ))
-}
-
-/// The same of many, in their order.
-fn take_names(table: &str) -> SqlStr {
-    sql(format!(
-        "WITH asked AS MATERIALIZED (
-            SELECT place, number, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
-            FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
-                AS listed (number, name, whose, place)
-        ), counted AS ({}, key)
-        SELECT fence, NULL::text, {SESSION}, number, place FROM counted JOIN asked ON key = name
-        UNION ALL
-        SELECT fence, coalesce(holder, ''), {SESSION}, number, place FROM asked LEFT JOIN {table} ON key = name WHERE NOT got
-        ORDER BY place",
-        counting(table, "asked WHERE got")
-    ))
 }
 
 /// From where all tables and views of this name are read, but for those of sessions, whatever the search path.

@@ -4,24 +4,24 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, RequestClock, Withdrawal, within};
+use dlock_core::backend::{Renewed, Withdrawal, within};
 use dlock_core::{Clock, Failure, Fence, Holder, Key, Timestamp, Token, keeper};
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::hold_signal::HoldSignal;
-use super::name::Name;
-use super::protocol::{Freed, Opened, SESSION_IDLE_TIMEOUT, TakeError, Wanted, another_session, collision};
+use super::command::{Command, Downgrade, Release, Take};
+use super::held::{Held, HeldLocks, Id};
+use super::name::{Name, line_of_reader};
+use super::protocol::{SESSION_IDLE_TIMEOUT, TakeError, Wanted, another_session, collision};
 use super::session_server::SessionServer;
+use super::statement::{Outcome, Session, Statement};
 use super::strategy::{Others, Strategy, alive};
-use crate::driver::{Conn, Driver};
+
+use crate::driver::Driver;
 use crate::failure::{Fault, copy, unchanged};
 use crate::gateway::sleep_on_own_thread;
 use crate::keeper_task::gone;
 use crate::protocol::Taken;
 use crate::server::Server;
-
-pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
 
 /// The longest pause between two signs of life.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -40,86 +40,15 @@ pub(super) const AT_ONCE: usize = 64;
 /// How long the task that drives a connection sleeps at the most.
 pub(super) const PAUSE: Duration = HEARTBEAT;
 
-/// What the connection is asked to do.
-pub(super) enum Command {
-    /// Open the connection: its session.
-    Open(Reply<i64>),
-    /// Take a lock.
-    Take(Take),
-    /// Release a lock.
-    Release(Release),
-    /// Close the connection.
-    Close(Reply<()>),
-}
-
-pub(super) struct Take {
-    pub(super) request: ClaimRequest,
-    pub(super) clock: RequestClock,
-    pub(super) signal: Arc<HoldSignal>,
-    pub(super) answer: Reply<Taken>,
-}
-
-pub(super) struct Release {
-    pub(super) key: Key,
-    pub(super) token: Token,
-    pub(super) answer: Option<Reply<Withdrawal>>,
-}
-
-/// What the server tells locks apart by.
-type Id = [u8; 32];
-
-/// What was found busy just now, and who has it.
-type Busy = HashMap<Id, Option<Box<Holder>>>;
-
-/// A lock that the connection keeps.
-struct Held {
-    key: Key,
-    token: Token,
-    fence: Option<Fence>,
-    /// Who holds it, in words.
-    holder: String,
-    lease: Duration,
-    signal: Arc<HoldSignal>,
-    /// When the statement was sent that took it.
-    taken: Instant,
-    suspect: bool,
-}
-
-impl Held {
-    fn holder(&self) -> Holder {
-        let mut holder = Holder::parse(&self.holder);
-        holder.fence = self.fence;
-        holder
-    }
-}
-
-struct Session<S: Driver> {
-    connection: Conn<S>,
-    id: i64,
-    /// Nothing was asked for on it.
-    is_new: bool,
-}
-
-/// What is done on the connection.
-enum Statement {
-    Ping,
-    Take(Vec<Wanted>),
-    Release(Vec<Name>),
-}
-
-/// What came of it.
-enum Outcome {
-    Alive,
-    Taken(Vec<Taken>),
-    Left(Vec<Freed>),
-}
+/// What was found busy just now, for who wants to read it or has it alone, and who has it.
+type Busy = HashMap<(Id, bool), Option<Box<Holder>>>;
 
 /// One connection, and the locks on it.
 pub(super) struct ConnectionActor<M: Strategy> {
     others: Others<M::Server>,
     place: String,
     session: Option<Session<M::Server>>,
-    held: HashMap<Id, Held>,
+    held: HeldLocks,
     /// The shortest lease of what is held, or was held with it.
     shortest: Duration,
     /// When the last statement was sent whose answer all holds were notified of.
@@ -132,7 +61,7 @@ pub(super) struct ConnectionActor<M: Strategy> {
 
 impl<M: Strategy> ConnectionActor<M> {
     pub(super) fn new(others: Others<M::Server>) -> Self {
-        let (session, held, now) = (None, HashMap::new(), Instant::now());
+        let (session, held, now) = (None, HeldLocks::default(), Instant::now());
         let (shortest, doubted) = (Duration::MAX, false);
         let place = others.server().place();
         Self { others, place, session, held, shortest, proven: now, used: now, doubted, failed: None }
@@ -180,7 +109,9 @@ impl<M: Strategy> ConnectionActor<M> {
         }
         takes.retain(|take| !take.answer.is_closed());
         let mut busy = HashMap::new();
-        let rest = self.take_together(takes, &mut busy).await;
+        let (readers, takes) = takes.into_iter().partition(Take::reads);
+        let mut rest = self.take_together(takes, &mut busy).await;
+        rest.append(&mut self.take_together(readers, &mut busy).await);
         let is_last = rest.len() == 1 && busy.is_empty();
         for take in rest {
             if is_last {
@@ -188,7 +119,7 @@ impl<M: Strategy> ConnectionActor<M> {
                 drop(take.answer.send(taken));
                 continue;
             }
-            let (id, _) = self.name(&take.request.key);
+            let id = (self.name(&take.request.key).0, take.reads());
             // It was busy after this command had come.
             let taken = match busy.get(&id).cloned() {
                 Some(holder) => Ok(Taken::Busy(holder)),
@@ -205,6 +136,9 @@ impl<M: Strategy> ConnectionActor<M> {
                 Command::Close(answer) => {
                     self.close().await;
                     drop(answer.send(Ok(())));
+                }
+                Command::Downgrade(Downgrade { key, token, limit, answer }) => {
+                    drop(answer.send(self.downgrade(key, token, limit).await));
                 }
                 Command::Take(_) | Command::Release(_) => {}
             }
@@ -253,7 +187,21 @@ impl<M: Strategy> ConnectionActor<M> {
         (id, name)
     }
 
-    /// Takes what can be taken in one round trip. What is left has to be taken by itself.
+    /// How a claim on this name is made known to the server.
+    fn wanted(&self, take: &Take, (id, name): (Id, Name)) -> Wanted {
+        let Take { request, has_turn, .. } = take;
+        let (holder, limit) = (request.describe(), request.request_timeout);
+        let (name, holder) = if take.reads() {
+            let beside = self.held.of(id).next().is_some();
+            (name.read_by(&request.token, beside), line_of_reader(&request.key, &holder))
+        } else {
+            (name, holder)
+        };
+        Wanted { name, holder, limit, has_turn: *has_turn }
+    }
+
+    /// Takes what can be taken in one round trip: all to be read, or none of it. What is left has to be taken by
+    /// itself.
     async fn take_together(&mut self, takes: Vec<Take>, busy: &mut Busy) -> Vec<Take> {
         if takes.len() < 2 || self.open().await.is_err() {
             return takes;
@@ -261,15 +209,18 @@ impl<M: Strategy> ConnectionActor<M> {
         let (mut some, mut ids, mut wanted, mut rest) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for take in takes {
             let (id, name) = self.name(&take.request.key);
-            if self.held.contains_key(&id) || ids.contains(&id) {
+            let is_ours = |held: &Held| held.key == take.request.key && held.reads && take.reads();
+            if !self.held.of(id).all(is_ours)
+                || self.held.get(id, &take.request.token).is_some()
+                || ids.contains(&id)
+            {
                 rest.push(take);
                 continue;
             }
             if !take.clock.written() {
                 continue;
             }
-            let (holder, limit) = (take.request.describe(), take.request.request_timeout);
-            wanted.push(Wanted { name, holder, limit });
+            wanted.push(self.wanted(&take, (id, name)));
             ids.push(id);
             some.push(take);
         }
@@ -287,55 +238,48 @@ impl<M: Strategy> ConnectionActor<M> {
         };
         for (((take, id), wanted), taken) in some.into_iter().zip(ids).zip(wanted).zip(answers) {
             match &taken {
-                Taken::Granted(fence) => {
-                    self.hold(id, &take.request, &take.signal, wanted.holder, *fence, sent);
-                }
-                Taken::Busy(holder) => drop(busy.insert(id, holder.clone())),
+                Taken::Granted(fence) => self.hold(id, &take, wanted.holder, *fence, sent),
+                Taken::Busy(holder) => drop(busy.insert((id, take.reads()), holder.clone())),
             }
             drop(take.answer.send(Ok(taken)));
         }
         rest
     }
 
-    fn hold(
-        &mut self,
-        id: Id,
-        request: &ClaimRequest,
-        signal: &Arc<HoldSignal>,
-        holder: String,
-        fence: Option<Fence>,
-        taken: Instant,
-    ) {
+    fn hold(&mut self, id: Id, take: &Take, holder: String, fence: Option<Fence>, taken: Instant) {
+        let Take { request, signal, .. } = take;
         signal.open();
         let lease = request.lease.min(SESSION_IDLE_TIMEOUT);
         self.shortest = self.shortest.min(lease);
-        let (key, token, signal) = (request.key.clone(), request.token, Arc::clone(signal));
-        self.held.insert(id, Held { key, token, fence, holder, lease, signal, taken, suspect: false });
+        let (key, reads, signal) = (request.key.clone(), take.reads(), Arc::clone(signal));
+        let held = Held { key, reads, fence, holder, lease, signal, taken, suspect: false, leaves: false };
+        self.held.insert(id, request.token, held);
     }
 
     async fn take(&mut self, take: &Take) -> Result<Taken, Failure> {
-        let (Take { request, clock, signal, .. }, mut tries) = (take, TRIES);
+        let (Take { request, clock, .. }, mut tries) = (take, TRIES);
         loop {
             let (_, is_new) = self.open().await?;
             if !clock.written() {
                 return Err(Failure::unavailable("nobody wants it any more"));
             }
             let (id, name) = self.name(&request.key);
-            match self.held.get(&id) {
-                Some(held) if held.key != request.key => return Err(collision(&held.key)),
-                Some(held) if held.token != request.token => {
-                    return Ok(Taken::Busy(Some(Box::new(held.holder()))));
-                }
-                Some(_) => return self.adopt(&id).await,
-                None => {}
+            if let Some(other) = self.held.of(id).find(|held| held.key != request.key) {
+                return Err(collision(&other.key));
             }
-            let (holder, limit, sent) = (request.describe(), request.request_timeout, Instant::now());
-            let wanted = Wanted { name, holder: holder.clone(), limit };
+            if self.held.get(id, &request.token).is_some() {
+                return self.adopt(id, &request.token).await;
+            }
+            if let Some(held) = self.held.in_the_way(id, take.reads()) {
+                return Ok(Taken::Busy(Some(Box::new(held.holder()))));
+            }
+            let (wanted, sent) = (self.wanted(take, (id, name)), Instant::now());
+            let holder = wanted.holder.clone();
             match self.perform(&Statement::Take(vec![wanted])).await {
                 Ok(Outcome::Taken(mut answers)) => {
                     let taken = answers.pop().unwrap_or(Taken::Busy(None));
                     if let Taken::Granted(fence) = taken {
-                        self.hold(id, request, signal, holder, fence, sent);
+                        self.hold(id, take, holder, fence, sent);
                     }
                     return Ok(taken);
                 }
@@ -350,32 +294,53 @@ impl<M: Strategy> ConnectionActor<M> {
     }
 
     /// The fence of a lock that an earlier attempt took, if the connection still keeps it.
-    async fn adopt(&mut self, id: &Id) -> Result<Taken, Failure> {
+    async fn adopt(&mut self, id: Id, token: &Token) -> Result<Taken, Failure> {
         if let Err(fault) = self.perform(&Statement::Ping).await {
             self.give_up("it could not be confirmed");
             return Err(unchanged(fault.failure));
         }
-        Ok(self.held.get(id).map_or(Taken::Busy(None), |held| Taken::Granted(held.fence)))
+        Ok(self.held.get(id, token).map_or(Taken::Busy(None), |held| Taken::Granted(held.fence)))
+    }
+
+    /// From then on others may read what was held alone.
+    async fn downgrade(&mut self, key: Key, token: Token, limit: Duration) -> Result<Renewed, Failure> {
+        let (id, name) = self.name(&key);
+        let Some(held) = self.held.get(id, &token) else { return Ok(Renewed::Gone) };
+        if held.reads {
+            return Ok(Renewed::Extended);
+        }
+        let holder = line_of_reader(&key, &held.holder);
+        let wanted =
+            Wanted { name: name.read_by(&token, false), holder: holder.clone(), limit, has_turn: true };
+        let statement = Statement::Downgrade(wanted, held.fence);
+        self.perform(&statement).await.map_err(|fault| unchanged(fault.failure))?;
+        let Some(held) = self.held.get_mut(id, &token) else { return Ok(Renewed::Gone) };
+        (held.reads, held.holder) = (true, holder);
+        Ok(Renewed::Extended)
     }
 
     async fn leave(&mut self, leaves: Vec<Release>) {
         let (mut ours, mut ids, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for leave in leaves {
             let (id, name) = self.name(&leave.key);
-            if !ids.contains(&id) && self.held.get(&id).is_some_and(|held| held.token == leave.token) {
+            if let Some(held) = self.held.get_mut(id, &leave.token).filter(|held| !held.leaves) {
+                held.leaves = true;
+                let reads = held.reads;
                 ours.push(leave.answer);
-                ids.push(id);
-                names.push(name);
+                ids.push((id, leave.token));
+                // The last of those who read frees the name.
+                let beside = self.held.of(id).any(|held| !held.leaves);
+                names.push(if reads { name.read_by(&leave.token, beside) } else { name });
             } else if let Some(answer) = leave.answer {
                 drop(answer.send(Ok(Withdrawal::ABSENT)));
             }
         }
-        if ids.is_empty() {
+        if names.is_empty() {
             return;
         }
         let left = self.perform(&Statement::Release(names)).await;
-        for id in &ids {
-            self.held.remove(id);
+        for (id, token) in &ids {
+            self.held.remove(*id, token);
         }
         if self.held.is_empty() {
             self.shortest = Duration::MAX;
@@ -415,7 +380,7 @@ impl<M: Strategy> ConnectionActor<M> {
                 let limit = wanted.iter().map(|wanted| wanted.limit).max().unwrap_or_default();
                 limit.clamp(RESPONSE_TIMEOUT.0, RESPONSE_TIMEOUT.1)
             }
-            Statement::Ping | Statement::Release(_) => RESPONSE_TIMEOUT.0,
+            Statement::Ping | Statement::Downgrade(..) | Statement::Release(_) => RESPONSE_TIMEOUT.0,
         }
     }
 
@@ -431,7 +396,7 @@ impl<M: Strategy> ConnectionActor<M> {
         let (sent, sent_at) = (Clock::system().now(), Instant::now());
         let end = sent_at + patience;
         let answer = {
-            let answering = answer::<M>(others, session, statement);
+            let answering = statement.answer::<M>(others, session);
             tokio::pin!(answering);
             let mut next = if held.is_empty() { end } else { *proven + *shortest / 3 };
             loop {
@@ -446,7 +411,7 @@ impl<M: Strategy> ConnectionActor<M> {
                     break None;
                 }
                 next = end;
-                for held in held.values_mut().filter(|held| !held.suspect) {
+                for held in held.all().filter(|held| !held.suspect) {
                     let suspect_at = held.taken.max(*proven) + held.lease / 3;
                     if suspect_at <= now {
                         (held.suspect, *doubted) = (true, true);
@@ -473,6 +438,7 @@ impl<M: Strategy> ConnectionActor<M> {
                 let fault = self.others.server().fault(error);
                 Fault { broken: fault.broken || is_of_no_use, ..fault }
             }
+            Some(Err(TakeError::Again(error))) => Fault { again: true, ..self.others.server().fault(error) },
             Some(Err(TakeError::Unknown(error))) => {
                 Fault { broken: true, ..self.others.server().fault(error) }
             }
@@ -494,7 +460,7 @@ impl<M: Strategy> ConnectionActor<M> {
         } else if self.doubted || sent_at >= self.proven + self.heartbeat() / 2 {
             // Not after each of many statements.
             (self.proven, self.doubted) = (sent_at, false);
-            for held in self.held.values_mut() {
+            for held in self.held.all() {
                 held.suspect = false;
                 held.signal.trust(sent);
             }
@@ -504,7 +470,7 @@ impl<M: Strategy> ConnectionActor<M> {
     /// Closes the connection without a word, and tells all holds.
     fn give_up(&mut self, cause: &str) {
         (self.session, self.shortest, self.doubted) = (None, Duration::MAX, false);
-        for (_, held) in self.held.drain() {
+        for held in std::mem::take(&mut self.held).all() {
             held.signal.lost(&format!("the connection that kept it is closed: {cause}"));
         }
     }
@@ -514,36 +480,6 @@ impl<M: Strategy> ConnectionActor<M> {
         self.give_up("this backend was closed");
         if let Some(session) = session {
             crate::connector::end(session.connection).await;
-        }
-    }
-}
-
-async fn answer<M: Strategy>(
-    others: &Others<M::Server>,
-    session: &mut Session<M::Server>,
-    statement: &Statement,
-) -> Result<(i64, Outcome), TakeError> {
-    let Session { connection: on, id, is_new } = session;
-    match statement {
-        Statement::Ping => {
-            let session = alive(&**others.server(), on).await.map_err(TakeError::Unknown)?;
-            Ok((session, Outcome::Alive))
-        }
-        Statement::Take(wanted) => {
-            let asked = Opened { id: *id, is_new: std::mem::take(is_new) };
-            let (session, taken) = match M::take(others, on, asked, wanted).await {
-                Err(TakeError::Refused(error)) if M::Server::is_of_old_rights(&error) => {
-                    // Where the user has no right to the database any more, the locks of this connection stay.
-                    M::Server::look_up_rights(on).await.map_err(TakeError::of)?;
-                    M::take(others, on, asked, wanted).await?
-                }
-                taken => taken?,
-            };
-            Ok((session, Outcome::Taken(taken)))
-        }
-        Statement::Release(names) => {
-            let (session, freed) = M::release(on, names).await.map_err(TakeError::Unknown)?;
-            Ok((session, Outcome::Left(freed)))
         }
     }
 }

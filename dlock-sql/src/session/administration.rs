@@ -1,5 +1,6 @@
 //! Who has what, and taking a lock away. Asked on other connections than those that keep locks.
 
+use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use dlock_core::backend::{Administration, BoxedFuture, Forced, boxed, sleep};
 use dlock_core::{Failure, Holder, Key};
 
 use super::Sessions;
-use super::protocol::{Owner, OwningSession};
+use super::protocol::{Owners, OwningSession};
 use super::session_server::SessionServer;
 use super::steps::End;
 use super::strategy::Strategy;
@@ -36,10 +37,10 @@ impl<M: Strategy> Administration for Sessions<M> {
 }
 
 impl<M: Strategy> Sessions<M> {
-    pub(super) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
+    pub(super) async fn holders_of(&self, key: &Key) -> Result<Vec<Holder>, Failure> {
         self.handles.ready(QUESTION).await?;
-        let owner = self.owner(key).await.map_err(unchanged)?;
-        Ok(owner.map(|(_, holder)| holder))
+        let owners = self.owners(key).await.map_err(unchanged)?;
+        Ok(owners.into_iter().map(|(_, holder)| holder).collect())
     }
 
     async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
@@ -47,32 +48,47 @@ impl<M: Strategy> Sessions<M> {
         self.others.ask(List::<M>(PhantomData), LISTING).await.map_err(unchanged)
     }
 
-    async fn owner(&self, key: &Key) -> Result<Owner, Failure> {
+    async fn owners(&self, key: &Key) -> Result<Owners, Failure> {
         self.others.ask(Inspect::<M>(key.clone(), PhantomData), QUESTION).await
     }
 
-    /// Ends the session that keeps the lock, or only if its holder was seen, and waits until the server has done so.
+    /// Ends the sessions that keep the lock, or only if all its holders were seen, and waits until the server has done
+    /// so.
     async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
         self.handles.ready(QUESTION).await?;
-        let Some((session, holder)) = self.owner(key).await.map_err(unchanged)? else {
-            return Ok(Forced::Free);
+        let (owners, holders): (Vec<_>, Vec<_>) =
+            self.owners(key).await.map_err(unchanged)?.into_iter().unzip();
+        let answer = match seen {
+            Some(seen) => Forced::without_release(&holders, seen),
+            None => holders.is_empty().then_some(Forced::Free),
         };
-        if let Some(answer) = seen.and_then(|seen| Forced::without_release(&[holder], seen)) {
+        if let Some(answer) = answer {
             return Ok(answer);
         }
-        let session = match session {
-            OwningSession::Known(session) => session,
-            OwningSession::Hidden => {
+        let mut sessions = BTreeSet::new();
+        for owner in owners {
+            let OwningSession::Known(session) = owner else {
                 return Err(Failure::denied(
                     "this user may not see which session keeps the lock; do it as the user who holds it, or as one with \
-                     the right PROCESS (MariaDB, MySQL), or end the prepared transaction that has the row (PostgreSQL)",
+                     the right PROCESS (MariaDB, MySQL); on PostgreSQL, end the prepared transaction that has the \
+                     row, or the sessions of other programs that share it",
                 ));
-            }
+            };
+            sessions.insert(session);
+        }
+        let half_done = |_| {
+            let what = format!(
+                "sessions {sessions:?} were to be ended, and it is not known which have; look who holds the lock"
+            );
+            Failure::unknown(what)
         };
-        self.others.ask(End(session), QUESTION).await?;
+        for (ended, session) in sessions.iter().enumerate() {
+            let end = self.others.ask(End(*session), QUESTION).await;
+            end.map_err(|failure| if ended == 0 { failure } else { half_done(failure) })?;
+        }
+        let is_there = |(owner, _): &(OwningSession, Holder)| matches!(owner, OwningSession::Known(session) if sessions.contains(session));
         let mut pause = PAUSES.0;
-        let is_there = |owner: &(OwningSession, Holder)| owner.0 == OwningSession::Known(session);
-        while self.owner(key).await.map_err(|_| half_done(session))?.as_ref().is_some_and(is_there) {
+        while self.owners(key).await.map_err(half_done)?.iter().any(is_there) {
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
@@ -80,21 +96,15 @@ impl<M: Strategy> Sessions<M> {
     }
 }
 
-fn half_done(session: i64) -> Failure {
-    Failure::unknown(format!(
-        "session {session} was asked to end, and it is not known whether it has; look who holds the lock"
-    ))
-}
-
-/// Says who has a lock.
+/// Says who have a lock.
 struct Inspect<M>(Key, PhantomData<fn() -> M>);
 
 impl<M: Strategy> Step<M::Server> for Inspect<M> {
-    type Reply = Owner;
+    type Reply = Owners;
     const ASKS: bool = true;
 
-    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> SqlResult<Owner> {
-        M::owner(server, on, &server.name(&self.0)).await
+    async fn perform(&self, server: &M::Server, on: &mut Conn<M::Server>) -> SqlResult<Owners> {
+        M::owners(server, on, &server.name(&self.0)).await
     }
 }
 

@@ -14,7 +14,8 @@ use dlock_core::backend::{Mutex, sleep_until};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use super::actor::{Command, ConnectionActor, PAUSE};
+use super::actor::{ConnectionActor, PAUSE};
+use super::command::Command;
 use super::strategy::Strategy;
 
 type Driving<M> = Pin<Box<dyn Future<Output = Box<ConnectionActor<M>>> + Send>>;

@@ -11,9 +11,12 @@ use dlock_core::{Failure, Holder, Key, keeper};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::actor::{Command, ConnectionActor, Reply};
+use super::actor::ConnectionActor;
+use super::command::{Command, Reply};
 use super::driving::Driver;
+use super::name::Name;
 use super::protocol::another_session;
+use super::session_server::SessionServer;
 use super::strategy::{Others, Strategy};
 use crate::failure::{closed, not_reached, unchanged};
 use crate::gateway::steps::Ping;
@@ -90,6 +93,11 @@ impl<M: Strategy> ConnectionHandles<M> {
         }
     }
 
+    /// What the lock of a key is called.
+    pub(super) fn name(&self, key: &Key) -> Name {
+        self.others.server().name(key)
+    }
+
     pub(super) fn check(&self) -> Result<(), Failure> {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
@@ -120,8 +128,8 @@ impl<M: Strategy> ConnectionHandles<M> {
         others.verify().await
     }
 
-    /// Waits until the claim is the one that asks for the key, unless all locks are on one connection, which carries
-    /// out together what comes together; `Err` with the holder where another claim has found it taken.
+    /// Waits until the claim is the one that asks for the key, unless it `reads`, or all locks are on one connection,
+    /// which carries out together what comes together; `Err` with the holder where another claim has found it taken.
     ///
     /// # Cancel safety
     ///
@@ -129,9 +137,10 @@ impl<M: Strategy> ConnectionHandles<M> {
     pub(super) async fn turn<'a>(
         &'a self,
         key: &'a Key,
+        reads: bool,
         end: Instant,
     ) -> Result<Result<Option<Asking<'a>>, Option<Box<Holder>>>, Failure> {
-        if M::SHARED {
+        if M::SHARED || reads {
             return Ok(Ok(None));
         }
         Ok(match self.questions.turn(key, end).await? {

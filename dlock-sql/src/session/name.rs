@@ -1,13 +1,17 @@
 //! What a lock is called on the server.
 
-use dlock_core::Key;
+use dlock_core::backend::Mode;
+use dlock_core::{Holder, Key, Token};
 
 use crate::digest::{digest, input};
+use crate::text::{hex, unhex};
 
 /// What the rows begin with that are locked, and those with the fences.
 pub(crate) const ROW: u8 = 0xfe;
 /// See [`ROW`].
 pub(crate) const FENCE: u8 = 0xff;
+/// What the rows begin with that say who reads.
+pub(crate) const READER: u8 = 0xfb;
 
 /// What a lock is called on the server.
 #[derive(Clone, Debug)]
@@ -19,13 +23,47 @@ pub struct Name {
     pub(crate) row: Vec<u8>,
     /// The row with the fence.
     pub(crate) fence: Vec<u8>,
+    /// Whose it is where it is read; nothing where it is held alone.
+    pub(crate) reader: Option<Reader>,
+}
+
+/// One of those who read.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    /// The row that says who it is.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "on MariaDB it is that of the session")
+    )]
+    pub(crate) row: Vec<u8>,
+    /// Others read by the same session, which has the lock for all of them.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only sessions of PostgreSQL read"))]
+    pub(crate) beside: bool,
 }
 
 impl Name {
     pub(crate) fn of(place: &str, key: &Key) -> Self {
         let bytes = key.as_str().as_bytes();
         let row = |mark: u8| std::iter::once(mark).chain(bytes.iter().copied()).collect();
-        Self { digest: digest("session", &[place, key.as_str()]), row: row(ROW), fence: row(FENCE) }
+        let digest = digest("session", &[place, key.as_str()]);
+        Self { digest, row: row(ROW), fence: row(FENCE), reader: None }
+    }
+
+    /// The name where this claim reads.
+    pub(crate) fn read_by(mut self, token: &Token, beside: bool) -> Self {
+        let row = [&self.readers(), &token.as_bytes()[..]].concat();
+        self.reader = Some(Reader { row, beside });
+        self
+    }
+
+    /// Whether it is read, and not held alone.
+    pub(crate) const fn is_read(&self) -> bool {
+        self.reader.is_some()
+    }
+
+    /// What the rows of all who read begin with.
+    pub(crate) fn readers(&self) -> Vec<u8> {
+        [&[READER], &self.digest[..24]].concat()
     }
 
     /// What the digest of a name at this place is of, except for the key with its length.
@@ -37,6 +75,35 @@ impl Name {
     pub(crate) fn key(row: &[u8]) -> Option<Key> {
         Key::new(std::str::from_utf8(row.get(1..)?).ok()?).ok()
     }
+}
+
+/// What the line about a reader begins with.
+const OF: &str = "of=";
+/// The longest line that a table has room for.
+const LONGEST_LINE: usize = 2_048;
+
+/// The line about a reader: also which key it reads, since the row has no room for that.
+pub(crate) fn line_of_reader(key: &Key, line: &str) -> String {
+    let mut line = format!("{OF}{} {line}", hex(key.as_str().as_bytes()));
+    while line.len() > LONGEST_LINE {
+        line.pop();
+    }
+    line
+}
+
+/// Who holds it, by what is stored.
+pub(crate) fn holder_of(line: &str) -> Holder {
+    let mut holder = Holder::parse(line);
+    if line.starts_with(OF) {
+        holder.mode = Mode::Shared;
+    }
+    holder
+}
+
+/// The key that a reader reads, by the line about it.
+pub(crate) fn key_of_reader(line: &str) -> Option<Key> {
+    let digits = line.strip_prefix(OF)?.split(' ').next()?;
+    Key::new(String::from_utf8(unhex(digits)).ok()?).ok()
 }
 
 #[cfg(test)]
@@ -53,5 +120,24 @@ mod tests {
             assert_ne!(one.digest, other.digest);
         }
         assert!(std::str::from_utf8(&one.row).is_err() && std::str::from_utf8(&one.fence).is_err());
+    }
+
+    #[test]
+    fn the_line_about_a_reader_says_what_it_reads_and_has_room_in_the_table() {
+        for key in ["a", "Zürich = 🔒", &"x".repeat(512)] {
+            let key = Key::new(key).unwrap();
+            for line in ["pid=7 label=l", &"ä".repeat(2_000)] {
+                let stored = line_of_reader(&key, line);
+                assert!(stored.len() <= LONGEST_LINE, "{}", stored.len());
+                assert_eq!(key_of_reader(&stored), Some(key.clone()));
+                assert_eq!(holder_of(&stored).mode, Mode::Shared);
+            }
+            assert_eq!(holder_of(&line_of_reader(&key, "pid=7 label=l")).pid, Some(7));
+        }
+        assert_eq!(holder_of("pid=7").mode, Mode::Exclusive);
+        assert_eq!(
+            (key_of_reader("pid=7"), key_of_reader("of=zz"), key_of_reader("of=")),
+            (None, None, None)
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_core::backend::{Backoff, sleep};
@@ -24,6 +25,7 @@ use crate::tx::Patience;
 /// See [`Sessions::lock_on`].
 #[must_use = "the connection keeps the lock, and only release() gives it back"]
 pub struct ConnectionLock<'c, S: SessionServer> {
+    server: Arc<S>,
     connection: &'c mut Conn<S>,
     name: Name,
     key: Key,
@@ -80,7 +82,7 @@ where
         self.handles.ready(QUESTION).await.map_err(fail)?;
         let server = self.others.server();
         let name = server.name(&key);
-        let wanted = [Wanted { name: name.clone(), holder: holder(), limit: QUESTION }];
+        let wanted = [Wanted { name: name.clone(), holder: holder(), limit: QUESTION, has_turn: false }];
         let end = match patience {
             Patience::AtMost(limit) => Instant::now().checked_add(limit),
             Patience::No | Patience::OfServer => None,
@@ -94,7 +96,14 @@ where
                     .await;
             let (session, taken) = taken.map_err(|error| fail(failure_of(&**server, error)))?;
             if let Some(Taken::Granted(fence)) = taken.into_iter().next() {
-                return Ok(ConnectionLock { connection, name, key, fence, session });
+                return Ok(ConnectionLock {
+                    server: Arc::clone(server),
+                    connection,
+                    name,
+                    key,
+                    fence,
+                    session,
+                });
             }
             if patience == Patience::No {
                 return Err(fail(Failure::new(ErrorKind::Busy, "somebody else has it")));
@@ -116,7 +125,7 @@ fn holder() -> String {
 
 fn failure_of<S: SessionServer>(server: &S, error: TakeError) -> Failure {
     match error {
-        TakeError::Refused(error) => unchanged(server.fault(error).failure),
+        TakeError::Refused(error) | TakeError::Again(error) => unchanged(server.fault(error).failure),
         TakeError::Elsewhere(failure) => failure,
         TakeError::Unknown(error) => server.fault(error).failure,
     }
@@ -143,9 +152,9 @@ where
     ///
     /// When dropped, close the connection: it may have the lock.
     pub async fn release(self) -> Result<()> {
-        let Self { connection, name, key, session, .. } = self;
+        let Self { server, connection, name, key, session, .. } = self;
         let fail = |failure| Error::new(Operation::Release, failure).on(ByName::<S>::NAME).of(&key);
-        match ByName::<S>::release(connection, &[name]).await {
+        match ByName::<S>::release(&server, connection, &[name]).await {
             Ok((by, freed)) if by == session && freed.iter().all(|freed| freed.held) => Ok(()),
             Ok(_) => Err(fail(Failure::new(ErrorKind::Lost, "the connection did not have it any more"))),
             Err(error) => Err(fail(

@@ -23,6 +23,8 @@ pub struct Wanted {
     pub(crate) holder: String,
     /// How long who wants it waits for the answer.
     pub(crate) limit: Duration,
+    /// Whether it has the turn among those who wait: who reads without it asks only where nobody waits.
+    pub(crate) has_turn: bool,
 }
 
 /// Which session keeps a lock.
@@ -38,6 +40,9 @@ pub enum OwningSession {
 pub enum TakeError {
     /// The statement failed and took nothing.
     Refused(sqlx::Error),
+    /// The same, and the next one will not fail so.
+    #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only MariaDB and MySQL answer so"))]
+    Again(sqlx::Error),
     /// What had to be done on another connection failed; this one is as it was.
     Elsewhere(Failure),
     /// Nobody can tell what this connection has now.
@@ -46,7 +51,7 @@ pub enum TakeError {
 
 impl TakeError {
     /// The error of a statement that takes nothing where the server refuses it.
-    pub(super) fn of(error: sqlx::Error) -> Self {
+    pub(crate) fn of(error: sqlx::Error) -> Self {
         match error {
             sqlx::Error::Database(_) => Self::Refused(error),
             error => Self::Unknown(error),
@@ -75,8 +80,8 @@ pub struct Opened {
 /// What came of asking: the session that answered, and what became of each lock.
 pub(crate) type TakeResult = Result<(i64, Vec<Taken>), TakeError>;
 
-/// The session that has a lock, and what is known of who that is, if anybody has it.
-pub(crate) type Owner = Option<(OwningSession, Holder)>;
+/// The sessions that have a lock, and what is known of who that is: one for each reader.
+pub(crate) type Owners = Vec<(OwningSession, Holder)>;
 
 /// How a row was found.
 #[derive(Debug)]

@@ -1,10 +1,13 @@
 //! Waiting on the server, in its own first-come queues.
 //!
 //! Who waits for a key has a connection for it, which first waits for its turn among all who wait for that key, and
-//! then until the lock is free. Then the claim tries; the turn is kept until it has the lock or is cancelled. A release
-//! looks whether somebody has the turn, so that its process leaves the lock to others after its time. So the lock goes
-//! around among the processes that want it, and a release is noticed at once. There are few of these connections; who
-//! gets none asks, and is not seen to wait.
+//! then until the lock is free for it. Then the claim tries; the turn is kept until it has the lock or is cancelled.
+//! Who wants to read asks only with the turn, by that of another reader of its process, or where nobody has it: so
+//! readers and writers that wait are served in their order, and readers that never stop keep no writer out. A reader
+//! respects that for some time only, and a claim that does not ask when it could has its turn no longer: who has the
+//! turn may be stopped. A release looks whether somebody has the turn, so that
+//! its process leaves the lock to others after its time. So the lock goes around among the processes that want it, and
+//! a release is noticed at once. There are few of these connections; who gets none asks, and is not seen to wait.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -40,13 +43,27 @@ const CANCELS: (u32, Duration) = (4, Duration::from_millis(50));
 /// How long a claim waits before it joins a queue: a lock that goes from task to task within this process comes back
 /// sooner.
 const PATIENCE: Duration = Duration::from_millis(5);
+/// For so long a connection keeps the turn for a claim that does not ask: it may not be polled.
+const ASKS: Duration = Duration::from_secs(2);
+/// For so long a reader that came in leaves its turn to the next reader of its process, and to all that follow each
+/// other.
+const JOINING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
 /// The connections that wait.
 pub(super) struct Queue<M: Strategy> {
     others: Others<M::Server>,
     permits: Arc<Semaphore>,
-    /// How many connections of this process have the turn for a name, or are leaving it to the next.
-    turns: Mutex<HashMap<[u8; 32], usize>>,
+    /// The connections of this process that have the turn for a name, or are leaving it to the next, to read or not.
+    turns: Mutex<HashMap<([u8; 32], bool), Turns>>,
+}
+
+#[derive(Default)]
+struct Turns {
+    connections: usize,
+    /// How many claims of this process have asked by the turn of another one.
+    joined: u64,
+    /// With those of them that wait for the answer.
+    asking: Arc<()>,
 }
 
 impl<M: Strategy> Queue<M> {
@@ -59,34 +76,57 @@ impl<M: Strategy> Queue<M> {
     }
 
     /// Joins the queue of a key; none without a connection for it.
-    fn join(self: &Arc<Self>, key: &Key) -> Result<Option<QueuePlace>, Failure> {
+    fn join(self: &Arc<Self>, name: Name) -> Result<Option<QueuePlace>, Failure> {
         let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else { return Ok(None) };
-        let (tell, seen) = watch::channel(0);
+        let (tell, seen) = watch::channel(Seen::default());
         let (again, asked) = mpsc::unbounded_channel();
         let (stands, left) = oneshot::channel();
-        let name = self.others.server().name(key);
         let visit = Visit { queue: Arc::clone(self), name, tell, asked, _stands: stands };
         keeper::runtime()?.spawn(visit.carry_out(permit));
         Ok(Some(QueuePlace { seen, again, asked_again: 0, left }))
     }
 }
 
-/// The turn for the name of this digest, which a connection of this process has.
-struct TurnHere<'a, M: Strategy>(&'a Queue<M>, [u8; 32]);
+/// The turn for a name, to read or not, which a connection of this process has.
+struct TurnHere<M: Strategy>(Arc<Queue<M>>, ([u8; 32], bool));
 
-impl<'a, M: Strategy> TurnHere<'a, M> {
-    fn of(queue: &'a Queue<M>, name: &Name) -> Self {
-        *queue.turns.lock().entry(name.digest).or_default() += 1;
-        Self(queue, name.digest)
+impl<M: Strategy> TurnHere<M> {
+    fn of(queue: &Arc<Queue<M>>, name: &Name) -> Self {
+        let turn = (name.digest, name.is_read());
+        queue.turns.lock().entry(turn).or_default().connections += 1;
+        Self(Arc::clone(queue), turn)
+    }
+
+    /// Waits, before the turn goes to the next one, for as long as readers of this process come in by it.
+    async fn joined(&self) {
+        if !self.1.1 {
+            return;
+        }
+        let end = Instant::now() + JOINING.1;
+        let mut before = self.joiners();
+        while Instant::now() < end {
+            sleep(JOINING.0).await;
+            let now = self.joiners();
+            if now == before && !now.1 {
+                return;
+            }
+            before = now;
+        }
+    }
+
+    /// How many have joined, and whether some of them wait for their answers.
+    fn joiners(&self) -> (u64, bool) {
+        let turns = self.0.turns.lock();
+        turns.get(&self.1).map_or((0, false), |turn| (turn.joined, Arc::strong_count(&turn.asking) > 1))
     }
 }
 
-impl<M: Strategy> Drop for TurnHere<'_, M> {
+impl<M: Strategy> Drop for TurnHere<M> {
     fn drop(&mut self) {
         let mut turns = self.0.turns.lock();
-        let Some(count) = turns.get_mut(&self.1) else { return };
-        *count -= 1;
-        if *count == 0 {
+        let Some(of_name) = turns.get_mut(&self.1) else { return };
+        of_name.connections -= 1;
+        if of_name.connections == 0 {
             turns.remove(&self.1);
         }
     }
@@ -100,6 +140,8 @@ pub(super) struct Waiting<M: Strategy> {
     leaving: Vec<oneshot::Receiver<Infallible>>,
     /// How often the lock was seen free before the last attempt.
     known: u64,
+    /// Whether it had its turn then.
+    has_turn: bool,
     /// It has waited for the time before it joins.
     patient: bool,
     /// Since when the lock was seen free, and was not to be had.
@@ -107,10 +149,18 @@ pub(super) struct Waiting<M: Strategy> {
     pauses: Backoff,
 }
 
+/// What a claim knows of its place.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// How often the lock was seen free.
+    free: u64,
+    /// Whether it has its turn, which it loses when it does not ask.
+    has_turn: bool,
+}
+
 /// A place in the queue of a key. Dropping it leaves the queue.
 struct QueuePlace {
-    /// How often the lock was seen free.
-    seen: watch::Receiver<u64>,
+    seen: watch::Receiver<Seen>,
     again: mpsc::UnboundedSender<()>,
     /// After how many of these it was asked to wait again.
     asked_again: u64,
@@ -125,6 +175,7 @@ impl<M: Strategy> Waiting<M> {
             place: None,
             leaving: Vec::new(),
             known: 0,
+            has_turn: false,
             patient: false,
             losing_since: None,
             pauses: Backoff::new(POLLING.0, POLLING.1),
@@ -133,7 +184,23 @@ impl<M: Strategy> Waiting<M> {
 
     /// An attempt begins.
     pub(super) fn begin(&mut self) {
-        self.known = self.place.as_ref().map_or(0, |place| *place.seen.borrow());
+        let seen = self.place.as_ref().map(|place| *place.seen.borrow()).unwrap_or_default();
+        (self.known, self.has_turn) = (seen.free, seen.has_turn);
+    }
+
+    /// Whether the claim has its turn among all who wait for the key.
+    pub(super) const fn has_turn(&self) -> bool {
+        self.has_turn
+    }
+
+    /// The turn of another reader of this process, where there is one: who reads has it for all of them. It is kept
+    /// until this is dropped, but not for long.
+    pub(super) fn joins(&self, key: &Key) -> Option<Arc<()>> {
+        let name = self.queue.others.server().name(key);
+        let mut turns = self.queue.turns.lock();
+        let turn = turns.get_mut(&(name.digest, true))?;
+        turn.joined += 1;
+        Some(Arc::clone(&turn.asking))
     }
 
     /// Waits until the lock was free after the last attempt has begun.
@@ -141,15 +208,15 @@ impl<M: Strategy> Waiting<M> {
     /// # Cancel safety
     ///
     /// Cancel-safe.
-    pub(super) async fn changed(&mut self, key: &Key) -> Result<(), Failure> {
+    pub(super) async fn changed(&mut self, name: Name) -> Result<(), Failure> {
         if self.place.is_none() {
             if !std::mem::replace(&mut self.patient, true) {
                 sleep(PATIENCE).await;
             }
-            (self.place, self.known) = (self.queue.join(key)?, 0);
+            (self.place, self.known, self.has_turn) = (self.queue.join(name)?, 0, false);
         }
         if let Some(place) = &mut self.place {
-            if *place.seen.borrow() == self.known && self.known > place.asked_again {
+            if place.seen.borrow().free == self.known && self.known > place.asked_again {
                 if self.losing_since.get_or_insert_with(Instant::now).elapsed() > LOSING {
                     sleep(self.pauses.next_pause()).await;
                 }
@@ -157,7 +224,7 @@ impl<M: Strategy> Waiting<M> {
                 let _ = place.again.send(());
             }
             let known = self.known;
-            if place.seen.wait_for(|seen| *seen > known).await.is_ok() {
+            if place.seen.wait_for(|seen| seen.free > known).await.is_ok() {
                 return Ok(());
             }
             self.place = None;
@@ -175,7 +242,8 @@ impl<M: Strategy> Waiting<M> {
     /// Whether a connection of this process has the turn for a key.
     pub(super) fn has_turn_here(&self, key: &Key) -> bool {
         let name = self.queue.others.server().name(key);
-        self.queue.turns.lock().contains_key(&name.digest)
+        let turns = self.queue.turns.lock();
+        [false, true].iter().any(|reads| turns.contains_key(&(name.digest, *reads)))
     }
 
     /// Whether nothing of this claim is in a queue, for certain.
@@ -201,7 +269,7 @@ impl<M: Strategy> Waiting<M> {
 struct Visit<M: Strategy> {
     queue: Arc<Queue<M>>,
     name: Name,
-    tell: watch::Sender<u64>,
+    tell: watch::Sender<Seen>,
     asked: mpsc::UnboundedReceiver<()>,
     /// Dropped at the end.
     _stands: oneshot::Sender<Infallible>,
@@ -256,12 +324,23 @@ impl<M: Strategy> Visit<M> {
                     }
                 }
             };
-            let Some(waited) = waited else { return M::Server::leave(on, name, !M::SHARED).await };
+            let Some(waited) = waited else { return leave::<M>(on, name, turn.as_ref()).await };
             match waited {
                 Some(Ok(true)) if turn.is_some() => {
-                    tell.send_modify(|seen| *seen += 1);
-                    if asked.recv().await.is_none() {
-                        return M::Server::leave(on, name, !M::SHARED).await;
+                    tell.send_modify(|seen| *seen = Seen { free: seen.free + 1, has_turn: true });
+                    let mut asks = within(ASKS, asked.recv()).await;
+                    if asks.is_none() {
+                        // Others are not to wait for a claim that does nothing. It may come back, and gets in line.
+                        tell.send_if_modified(|seen| {
+                            seen.has_turn = false;
+                            false
+                        });
+                        leave_queue::<M>(on, name).await?;
+                        turn = None;
+                        asks = Some(asked.recv().await);
+                    }
+                    if asks == Some(None) {
+                        return leave::<M>(on, name, turn.as_ref()).await;
                     }
                 }
                 Some(Ok(true)) => turn = Some(TurnHere::of(queue, name)),
@@ -280,6 +359,25 @@ impl<M: Strategy> Visit<M> {
             }
         }
     }
+}
+
+/// Leaves the queue of a name, and the turn to the next one.
+async fn leave<M: Strategy>(
+    on: &mut Conn<M::Server>,
+    name: &Name,
+    turn: Option<&TurnHere<M>>,
+) -> SqlResult<()> {
+    if let Some(turn) = turn {
+        turn.joined().await;
+    }
+    leave_queue::<M>(on, name).await
+}
+
+/// Leaves the queue of a name. A connection on which that is not answered is of no use any more, and its turn ends with
+/// it.
+async fn leave_queue<M: Strategy>(on: &mut Conn<M::Server>, name: &Name) -> SqlResult<()> {
+    let left = within(CUT_OFF, M::Server::leave(on, name, !M::SHARED)).await;
+    left.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 /// Resolves when the claim has gone.

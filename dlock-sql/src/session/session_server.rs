@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_core::{Fence, Key};
 
 use super::name::Name;
-use super::protocol::{Found, Wanted};
+use super::protocol::{Found, TakeError, Wanted};
 use crate::driver::Conn;
 use crate::protocol::SqlResult;
 use crate::server::Server;
@@ -42,6 +42,14 @@ pub trait SessionServer: Server {
     /// Gives the turn to the next one.
     fn leave(on: &mut Conn<Self>, name: &Name, is_row: bool) -> impl Future<Output = SqlResult<()>> + Send;
 
+    /// Whether a session has the turn among those who wait for this name, or its row; and the session of the
+    /// connection.
+    fn is_awaited(
+        on: &mut Conn<Self>,
+        name: &Name,
+        is_row: bool,
+    ) -> impl Future<Output = SqlResult<(i64, bool)>> + Send;
+
     /// Begins a transaction, and locks the row in it if nobody has it: the session, and how the row was found. Ends the
     /// transaction when somebody has it, and when the server refuses. Nothing is prepared yet on a connection that
     /// `is_new`.
@@ -53,11 +61,22 @@ pub trait SessionServer: Server {
     ) -> impl Future<Output = SqlResult<(i64, Found)>> + Send;
     /// Makes the row that is to be locked; whether it was missing.
     fn make_row(&self, on: &mut Conn<Self>, name: &Name) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Counts a grant to a session.
+    /// Counts a grant to a session, which has the lock.
     fn count(
         &self,
         on: &mut Conn<Self>,
         wanted: &Wanted,
         session: i64,
     ) -> impl Future<Output = SqlResult<Fence>> + Send;
+    /// Confirms, after its grant was counted, that the transaction has the row still: the session. Also writes down who
+    /// reads, where [`count`](Self::count) does not.
+    fn confirm(
+        &self,
+        on: &mut Conn<Self>,
+        _: &Wanted,
+        _session: i64,
+        _: Fence,
+    ) -> impl Future<Output = Result<i64, TakeError>> + Send {
+        async move { self.ping(on).await.map_err(TakeError::of) }
+    }
 }

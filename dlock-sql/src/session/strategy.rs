@@ -1,12 +1,13 @@
 //! The two ways in which a connection keeps locks, on each server.
 
+use std::future::ready;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use dlock_core::{Failure, Holder, Key};
+use dlock_core::{Failure, Fence, Holder, Key};
 
 use super::name::Name;
-use super::protocol::{Found, Freed, Opened, Owner, TakeError, TakeResult, Wanted};
+use super::protocol::{Found, Freed, Opened, Owners, TakeError, TakeResult, Wanted};
 use super::session_server::SessionServer;
 use super::steps::{Count, MakeRow};
 use crate::driver::Conn;
@@ -28,9 +29,14 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     const SHARED: bool;
     /// Whether the server answers all at once when a lock is taken. Several answers come to dlock's own thread sooner.
     const TAKES_AT_ONCE: bool;
+    /// Whether several may read.
+    const READS: bool;
+    /// Whether a lock that is held alone can become a reader's.
+    const DOWNGRADES: bool;
 
-    /// Takes the locks that nobody has, with a fence each. One lock at a time unless the connection is shared.
-    /// `session` is the one of this connection.
+    /// Takes the locks that nobody has, or those that are to be read and nobody has alone, with a fence each. All are
+    /// to be read, or none; one lock at a time unless the connection is shared. `session` is the one of this
+    /// connection.
     #[doc(hidden)]
     fn take(
         others: &Others<Self::Server>,
@@ -41,23 +47,36 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     /// Gives them back: the session, and what it found of each.
     #[doc(hidden)]
     fn release(
+        server: &Self::Server,
         on: &mut Conn<Self::Server>,
         names: &[Name],
     ) -> impl Future<Output = SqlResult<(i64, Vec<Freed>)>> + Send;
-    /// Waits until nobody has the lock, and leaves it alone; whether that was so.
+    /// Has a lock that the session holds alone, with this fence, read by the reader who is wanted: the session. What
+    /// was refused has left the lock as it was.
+    #[doc(hidden)]
+    fn downgrade(
+        _: &Self::Server,
+        _: &mut Conn<Self::Server>,
+        _: &Wanted,
+        _: Option<Fence>,
+    ) -> impl Future<Output = Result<i64, TakeError>> + Send {
+        ready(Err(TakeError::Elsewhere(Failure::invalid_config("no such lock becomes a reader's"))))
+    }
+    /// Waits until nobody has the lock, or nobody alone where it is to be read, and leaves it alone; whether that was
+    /// so.
     #[doc(hidden)]
     fn wait(
         server: &Self::Server,
         on: &mut Conn<Self::Server>,
         name: &Name,
     ) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Which session has it, and what is known of who that is.
+    /// Which sessions have it, and what is known of who that is.
     #[doc(hidden)]
-    fn owner(
+    fn owners(
         server: &Self::Server,
         on: &mut Conn<Self::Server>,
         name: &Name,
-    ) -> impl Future<Output = SqlResult<Owner>> + Send;
+    ) -> impl Future<Output = SqlResult<Owners>> + Send;
     /// What is held in the table.
     #[doc(hidden)]
     fn held(
@@ -88,6 +107,12 @@ where
 {
     let [wanted] = wanted else { return Err(TakeError::Elsewhere(Failure::invalid_config(ONE))) };
     let (server, limit) = (others.server(), wanted.limit);
+    if wanted.name.is_read() && !wanted.has_turn {
+        let (session, is_awaited) = S::is_awaited(on, &wanted.name, true).await.map_err(TakeError::of)?;
+        if is_awaited {
+            return Ok((session, vec![Taken::Busy(None)]));
+        }
+    }
     let mut found = server.lock_row(on, wanted, opened.is_new).await.map_err(TakeError::of)?;
     if matches!(found.1, Found::Missing) {
         let made = others.ask(MakeRow(wanted.name.clone()), limit).await;
@@ -103,15 +128,18 @@ where
         Found::Locked(holder) => return Ok((session, vec![Taken::Busy(holder)])),
         Found::Missing => return Ok((session, vec![Taken::Busy(None)])),
     }
-    match others.ask(Count(wanted.clone(), session), limit).await {
-        // The row was locked until after the count, or its next holder has a lower fence than this.
-        Ok(fence) => match server.ping(on).await {
-            Ok(_) => Ok((session, vec![Taken::Granted(Some(fence))])),
-            Err(error) => Err(TakeError::Unknown(error)),
-        },
-        Err(failure) => {
-            ByRow::<S>::release(on, &[]).await.map_err(TakeError::Unknown)?;
-            Err(TakeError::Elsewhere(unchanged(failure)))
+    let counted = match others.ask(Count(wanted.clone(), session), limit).await {
+        // The session may have ended before its grant was counted: the fence of whoever has the row since is lower.
+        Ok(fence) => server.confirm(on, wanted, session, fence).await.map(|session| (session, fence)),
+        Err(failure) => Err(TakeError::Elsewhere(unchanged(failure))),
+    };
+    match counted {
+        Ok((session, fence)) => Ok((session, vec![Taken::Granted(Some(fence))])),
+        Err(TakeError::Unknown(error)) => Err(TakeError::Unknown(error)),
+        Err(error) => {
+            let freed = ByRow::<S>::release(server, on, std::slice::from_ref(&wanted.name)).await;
+            freed.map_err(TakeError::Unknown)?;
+            Err(error)
         }
     }
 }
@@ -119,6 +147,7 @@ where
 /// What became of names that were asked for. After an error of the server it may have given some, and failed with a
 /// fence: these are released.
 pub(crate) async fn settle_names<M: Strategy>(
+    server: &M::Server,
     on: &mut Conn<M::Server>,
     wanted: &[Wanted],
     asked: SqlResult<(i64, Vec<Taken>)>,
@@ -127,7 +156,7 @@ pub(crate) async fn settle_names<M: Strategy>(
         Ok(asked) => Ok(asked),
         Err(error @ sqlx::Error::Database(_)) => {
             let names: Vec<_> = wanted.iter().map(|wanted| wanted.name.clone()).collect();
-            match M::release(on, &names).await {
+            match M::release(server, on, &names).await {
                 Ok(_) => Err(TakeError::Refused(error)),
                 Err(_) => Err(TakeError::Unknown(error)),
             }

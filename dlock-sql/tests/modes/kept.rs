@@ -175,7 +175,9 @@ fn waiting_on_postgres(server: &PostgresServer) -> Vec<String> {
 /// The same. The information schema would make a temporary table.
 fn waiting_on_mysql(server: &MysqlServer) -> Vec<String> {
     let all = server.query("SHOW FULL PROCESSLIST");
-    let waiting = all.lines().filter(|line| line.contains("GET_LOCK") || line.contains("FOR UPDATE"));
+    let waiting = all
+        .lines()
+        .filter(|line| ["GET_LOCK", "FOR UPDATE", "FOR SHARE"].iter().any(|waits| line.contains(waits)));
     let waiting = waiting.filter(|line| !line.contains("NOWAIT") && !line.contains("', 0)"));
     waiting
         .filter_map(|line| Some(format!("KILL {}", line.split(|c: char| !c.is_ascii_digit()).next()?)))

@@ -12,6 +12,7 @@ use dlock_sql::{MysqlRowLocks, MysqlSessions, Patience, PostgresRowLocks, Postgr
 use sqlx::{Connection, Executor, MySqlConnection};
 
 use crate::kept::{Kind, LONG, MysqlRow, locks, take, until};
+use crate::readers::{can_write, read};
 
 const MIGRATE: &str = "&migrate=true";
 
@@ -424,6 +425,14 @@ async fn rows_are_locked_where_the_server_logs_statements_instead_of_rows() {
         take(&theirs, "b").await.release().await.unwrap();
         guard.release().await.unwrap();
     }
+    // Also on connections of which none has locked a row alone.
+    let (first, second) = (locks::<MysqlRow>(&server, LONG).await, locks::<MysqlRow>(&server, LONG).await);
+    let guards = [read(&first, "a").await, read(&second, "a").await, read(&ours, "a").await];
+    assert!(!can_write(&theirs, "a").await);
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    assert!(can_write(&theirs, "a").await);
 }
 
 /// The fence of a locked row is counted on another connection than the one that has it.

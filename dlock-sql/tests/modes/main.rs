@@ -15,6 +15,8 @@ mod newer;
 mod optimistic;
 mod pruning;
 mod queues;
+mod readers;
+mod reading;
 mod refused;
 mod support;
 mod timestamps;

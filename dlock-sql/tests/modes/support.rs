@@ -130,6 +130,12 @@ impl Child {
         line.trim_end().to_owned()
     }
 
+    /// It stands still until it is killed.
+    pub(crate) fn stop(&self) {
+        let stopped = Command::new("kill").args(["-STOP", &self.child.id().to_string()]).status().unwrap();
+        assert!(stopped.success());
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -151,14 +157,17 @@ fn a_child_process_plays_its_role() {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let locks = match &*role {
+        let held_alone = role.strip_suffix("-read").unwrap_or(&role);
+        let locks = match held_alone {
             "postgres-session" => Locks::new(dlock_sql::PostgresSessions::connect(&url).await.unwrap()),
             "postgres-row" => Locks::new(dlock_sql::PostgresRowLocks::connect(&url).await.unwrap()),
             "mysql-session" => Locks::new(dlock_sql::MysqlSessions::connect(&url).await.unwrap()),
             "mysql-row" => Locks::new(dlock_sql::MysqlRowLocks::connect(&url).await.unwrap()),
             other => panic!("no role {other}"),
         };
-        let _guard = locks.lock("a").with_lease(Duration::from_secs(6)).acquire().await.unwrap();
+        let lock = locks.lock("a").with_lease(Duration::from_secs(6));
+        let lock = if held_alone == role { lock } else { lock.read() };
+        let _guard = lock.acquire().await.unwrap();
         eprintln!("held");
         std::future::pending::<()>().await;
     });

@@ -21,7 +21,7 @@ mod options;
 mod outages;
 mod panicking;
 pub(super) mod permits;
-mod preferring;
+pub(super) mod preferring;
 mod reentering;
 mod releasing;
 mod renewing;

@@ -48,18 +48,26 @@ pub(super) async fn tried(lock: Lock) -> Result<Option<Guard>> {
 }
 
 /// The outcome of an attempt. A busy machine may be late with an answer, so that an unknown outcome is asked about
-/// again.
+/// again; until that attempt is withdrawn, it may be what the next one finds.
 pub(super) async fn outcome_of<F: Future<Output = Result<Option<Guard>>>>(
     try_it: impl Fn() -> F,
 ) -> Option<Guard> {
-    let mut late = 0;
+    let (mut late, mut looks) = (0, 0);
     loop {
         match try_it().await {
+            Ok(None) if late > 0 && looks < 20 => {
+                looks += 1;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
             Ok(guard) => return guard,
-            Err(error) if error.kind() == ErrorKind::Unknown && late < 5 => late += 1,
+            Err(error) if is_late(&error) && late < 5 => late += 1,
             Err(error) => panic!("it could not be asked for: {error}"),
         }
     }
+}
+
+fn is_late(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable)
 }
 
 impl Process {

@@ -110,11 +110,13 @@ async fn the_page_says_of_each_backend_which_locks_it_refuses() {
         format!("{}&migrate=true", postgres.url_through(postgres.address())),
         format!("{}?migrate=true", mysql.url_through(mysql.address())),
     ];
-    for url in urls {
-        has_these_locks("lease rows of SQL servers", &[of(&url).await]);
-        for mode in ["session", "row"] {
-            has_these_locks("their sessions and locked rows", &[of(&format!("{url}&mode={mode}")).await]);
-        }
+    for (column, mode) in [
+        ("lease rows of SQL servers", ""),
+        ("their sessions", "&mode=session"),
+        ("their locked rows", "&mode=row"),
+    ] {
+        let forms = urls.each_ref().map(|url| format!("{url}{mode}"));
+        has_these_locks(column, &[of(&forms[0]).await, of(&forms[1]).await]);
     }
 }
 

@@ -1,9 +1,11 @@
 //! Locks that are rows of MariaDB and MySQL, which transactions keep.
 
+use dlock_core::backend::Mode;
 use dlock_core::{Holder, Key};
+use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::statements::{SESSION, is_awaited, token};
+use super::statements::{SESSION, is_awaited, row_lock, token};
 use super::{holder, one};
 use crate::mysql::failure::{LOCKED, number};
 use crate::mysql::server::MysqlServer;
@@ -11,8 +13,8 @@ use crate::mysql::values::literal;
 use crate::protocol::SqlResult;
 use crate::server::Server;
 use crate::session::Sessions;
-use crate::session::name::{FENCE, Name, ROW};
-use crate::session::protocol::{Freed, Opened, Owner, OwningSession, TakeResult, Wanted};
+use crate::session::name::{FENCE, Name, READER, ROW, key_of_reader};
+use crate::session::protocol::{Freed, Opened, Owners, OwningSession, TakeResult, Wanted};
 use crate::session::strategy::{ByRow, Others, Strategy, take_row};
 use crate::text::hex;
 
@@ -43,15 +45,31 @@ impl MysqlServer {
         rows.iter().map(|row| row.try_get_unchecked(0)).collect()
     }
 
-    /// Whether somebody has locked a row. Nobody else can lock it in that moment.
-    async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8]) -> SqlResult<bool> {
-        let lock =
-            format!("SELECT 1 FROM {} WHERE `key` = {} FOR UPDATE NOWAIT", self.quoted(), literal(row));
+    /// Whether somebody has locked a row, or has done so alone. Nobody else can lock it in that moment.
+    async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8], alone: bool) -> SqlResult<bool> {
+        let lock = format!(
+            "SELECT 1 FROM {} WHERE `key` = {} {} NOWAIT",
+            self.quoted(),
+            literal(row),
+            row_lock(alone)
+        );
         match one(on, lock).await {
             Ok(_) => Ok(false),
             Err(error) if LOCKED.contains(&number(&error)) => Ok(true),
             Err(error) => Err(error),
         }
+    }
+
+    /// Those who read, all or those of whom the rows begin with this. What they have written is not committed.
+    async fn readers(&self, on: &mut MySqlConnection, rows: &[u8]) -> SqlResult<Vec<MySqlRow>> {
+        let look = format!(
+            "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+            SELECT fence, holder, token FROM {} WHERE `key` > X'{}' AND `key` < X'{}'",
+            self.quoted(),
+            hex(rows),
+            hex(&[rows, &[0xff; 17]].concat())
+        );
+        sqlx::raw_sql(AssertSqlSafe(look)).fetch_all(on).await
     }
 }
 
@@ -61,6 +79,8 @@ impl Strategy for ByRow<MysqlServer> {
     const NAME: &'static str = "mysql-row";
     const SHARED: bool = false;
     const TAKES_AT_ONCE: bool = true;
+    const READS: bool = true;
+    const DOWNGRADES: bool = false;
 
     async fn take(
         others: &Others<MysqlServer>,
@@ -71,9 +91,14 @@ impl Strategy for ByRow<MysqlServer> {
         take_row(others, on, opened, wanted).await
     }
 
-    async fn release(on: &mut MySqlConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
+    async fn release(
+        _: &MysqlServer,
+        on: &mut MySqlConnection,
+        names: &[Name],
+    ) -> SqlResult<(i64, Vec<Freed>)> {
         let awaited: String = names.iter().map(|name| format!(", {}", is_awaited(name, true))).collect();
-        let free = format!("SELECT {SESSION}{awaited}; COMMIT");
+        // What a reader has written down is not to stay.
+        let free = format!("SELECT {SESSION}{awaited}; ROLLBACK");
         let rows = sqlx::raw_sql(AssertSqlSafe(free)).fetch_all(on).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let freed = |place| Ok(Freed { awaited: row.try_get::<i64, _>(place)? == 1, held: true });
@@ -82,23 +107,36 @@ impl Strategy for ByRow<MysqlServer> {
 
     async fn wait(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
         let (table, row) = (server.quoted(), hex(&name.row));
-        let wait = format!("SELECT 1 FROM {table} WHERE `key` = X'{row}' FOR UPDATE");
+        let wait = format!("SELECT 1 FROM {table} WHERE `key` = X'{row}' {}", row_lock(name.is_read()));
         sqlx::raw_sql(AssertSqlSafe(wait)).execute(on).await.map(|_| true)
     }
 
-    async fn owner(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owner> {
-        if !server.is_locked(on, &name.row).await? {
-            return Ok(None);
+    async fn owners(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owners> {
+        if !server.is_locked(on, &name.row, false).await? {
+            return Ok(Vec::new());
+        }
+        if !server.is_locked(on, &name.row, true).await? {
+            let readers = server.readers(on, &name.readers()).await?;
+            if readers.is_empty() {
+                // One that held it alone may have released it since.
+                if !server.is_locked(on, &name.row, false).await? {
+                    return Ok(Vec::new());
+                }
+                let mut holder = Holder::default();
+                holder.mode = Mode::Shared;
+                return Ok(vec![(OwningSession::Hidden, holder)]);
+            }
+            return readers.iter().map(reader).collect();
         }
         let (table, fence) = (server.quoted(), literal(&name.fence));
         let held = format!("SELECT fence, holder, token FROM {table} WHERE `key` = {fence}");
         let Some(row) = one(on, held).await? else {
-            return Ok(Some((OwningSession::Hidden, Holder::default())));
+            return Ok(vec![(OwningSession::Hidden, Holder::default())]);
         };
         let of_grant: Option<Vec<u8>> = row.try_get(2)?;
         let mut seen = server.sessions_seen(on).await?.into_iter();
         let session = seen.find(|session| of_grant == Some(token(*session)));
-        Ok(Some((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(&row)?)))
+        Ok(vec![(session.map_or(OwningSession::Hidden, OwningSession::Known), holder(&row)?)])
     }
 
     async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
@@ -115,11 +153,25 @@ impl Strategy for ByRow<MysqlServer> {
             let mut locked: Vec<u8> = row.try_get(2)?;
             locked[0] = ROW;
             if let Some(key) = Name::key(&locked)
-                && server.is_locked(on, &locked).await?
+                && server.is_locked(on, &locked, false).await?
             {
                 all.push((key, holder(row)?));
             }
         }
+        for row in server.readers(on, &[READER]).await? {
+            let line: Vec<u8> = row.try_get(1)?;
+            if let Some(key) = key_of_reader(&String::from_utf8_lossy(&line)) {
+                all.push((key, holder(&row)?));
+            }
+        }
         Ok(all)
     }
+}
+
+/// The session of a reader, and who that is.
+fn reader(row: &MySqlRow) -> SqlResult<(OwningSession, Holder)> {
+    let token: Vec<u8> = row.try_get(2)?;
+    let session =
+        <[u8; 16]>::try_from(token).ok().and_then(|token| i128::from_be_bytes(token).try_into().ok());
+    Ok((session.map_or(OwningSession::Hidden, OwningSession::Known), holder(row)?))
 }

@@ -36,6 +36,19 @@ pub(super) fn token(session: i64) -> Vec<u8> {
     i128::from(session).to_be_bytes().to_vec()
 }
 
+/// The token of the row with the fence after a grant: none where it is read, since that is no one session's.
+pub(super) fn token_of(wanted: &Wanted, session: &str) -> String {
+    if wanted.name.is_read() {
+        return "NULL".to_owned();
+    }
+    format!("UNHEX(LPAD(HEX({session}), 32, '0'))")
+}
+
+/// How a row is locked, to be read or alone.
+pub(super) const fn row_lock(reads: bool) -> &'static str {
+    if reads { "/*!80001 FOR SHARE */ /*M! LOCK IN SHARE MODE */" } else { "FOR UPDATE" }
+}
+
 /// What the fence of a grant ends with, in its lowest bits. All that is answered is a fence: one that ends otherwise is
 /// an answer to another question, as something between here and the server gives them when it repeats a reply.
 #[derive(Clone, Copy)]
@@ -65,8 +78,9 @@ pub(super) fn counting(table: &str, wanted: &Wanted, session: &str, Ending(endin
     format!(
         "UPDATE {table} SET
             fence = LAST_INSERT_ID((((GREATEST(fence + 1, {NOW}) + {all}) >> {bits}) << {bits}) | {ending}),
-            token = UNHEX(LPAD(HEX({session}), 32, '0')), holder = X'{}'
+            token = {}, holder = X'{}'
         WHERE `key` = X'{}'",
+        token_of(wanted, session),
         hex(wanted.holder.as_bytes()),
         hex(&wanted.name.fence)
     )

@@ -391,11 +391,21 @@ async fn the_locks_of_a_batch_are_downgraded_each(stage: Stage) {
     }
 }
 
+/// Holders learn in a moment that their sessions were ended by force; where locks have leases, they have to ask.
+pub(super) async fn learn_of_their_end(process: &Process, guards: &[Guard]) {
+    if process.locks.capabilities().session_kept {
+        for guard in guards {
+            soon("the loss", guard.lost()).await;
+        }
+    }
+}
+
 /// What an earlier reader left counts for nothing while the lock is held alone, and not afterwards either.
 async fn readers_that_are_over_do_not_come_back_with_a_downgrade(stage: Stage) {
     let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
     let over = read(&theirs, &key).await;
     assert!(ours.locks.force_release(&key).await.expect("it can be asked"));
+    learn_of_their_end(&theirs, std::slice::from_ref(&over)).await;
     let guard = downgraded(&ours, &key).await;
     let found = ours.locks.occupancy(&key).await.expect("it can be asked");
     assert_eq!(found.holders.len(), 1, "{found:?}");

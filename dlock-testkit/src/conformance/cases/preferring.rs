@@ -18,12 +18,19 @@ use crate::conformance::{Process, Stage};
 
 cases! {
     one_behind_others_of_its_process_keeps_nobody_out: Permits, Easy;
-    a_writer_behind_readers_of_its_process_keeps_none_of_them_out: Shared, Easy;
+    a_writer_behind_readers_of_its_process_keeps_none_of_them_out: SharedAndStored, Easy;
     a_waiter_in_line_has_its_turn_between_readers_that_never_stop: FairAndShared, Busy;
     a_waiter_in_line_has_its_turn_between_writers_that_do_not_ask_for_theirs: Fair, Busy;
     a_waiter_in_line_and_a_writer_that_wait_for_a_reader_both_come_in: FairAndShared, Easy;
     the_last_reader_leaves_the_lock_to_those_in_line: FairAndShared, Easy;
 }
+
+/// The cases that a backend with readers leaves out that stores nothing of a claim, for
+/// [`Harness::left_out`](crate::conformance::Harness::left_out).
+pub const STORED_SHARES: &[&str] = &[
+    "a_writer_behind_readers_of_its_process_keeps_none_of_them_out",
+    "a_reader_that_was_deleted_learns_of_it_and_the_others_stay",
+];
 
 /// Both ask before any of them stands in line. The one behind asks no more, and what its question left on the server
 /// would keep out the one before it, which asks for all of them.

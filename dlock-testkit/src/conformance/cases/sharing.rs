@@ -29,7 +29,7 @@ cases! {
     a_reader_that_asks_to_write_learns_that_it_would_wait_for_itself: Shared, Easy;
     a_reader_that_goes_silent_makes_room_for_a_writer: SharedAndLease, Timed;
     readers_are_renewed_each_for_itself: SharedAndLease, Timed;
-    a_reader_that_was_deleted_learns_of_it_and_the_others_stay: Shared, Timed;
+    a_reader_that_was_deleted_learns_of_it_and_the_others_stay: SharedAndStored, Timed;
     a_reader_whose_reply_is_lost_adopts_its_own_grant: Shared, Easy;
     a_reader_whose_outcome_is_unknown_is_cleaned_up: Shared, Easy;
     a_reader_dropped_at_any_await_leaves_nothing: Shared, Easy;
@@ -420,6 +420,7 @@ async fn a_release_by_force_takes_the_lock_from_all_its_readers(stage: Stage) {
     let listed = theirs.locks.holders().await.expect("it can be asked");
     assert_eq!(listed.iter().filter(|(listed, _)| listed.as_str() == key).count(), 2);
     assert!(theirs.locks.force_release(&key).await.expect("it can be asked"));
+    super::downgrading::learn_of_their_end(&theirs, &guards).await;
     give_back(theirs.take(&key).await).await;
     for guard in guards {
         error_of(guard.release().await, &[ErrorKind::NotHeld]);

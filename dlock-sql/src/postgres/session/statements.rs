@@ -1,0 +1,165 @@
+//! The statements by which sessions take names and rows, and count grants.
+
+use sqlx::SqlStr;
+
+use crate::text::sql;
+
+/// The server's time in microseconds, where fences start.
+pub(in crate::postgres) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+/// The advisory locks of this database: `parts` numbers are 1 of locks, and 2 of the turns of those who wait.
+pub(in crate::postgres) const ADVISORY: &str =
+    "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number, mode = 'ShareLock' AS reads,
+        objsubid AS parts FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid IN (1, 2)
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+/// The session of the connection.
+const SESSION: &str = "pg_backend_pid()::bigint";
+/// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
+const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
+
+/// Prepares what locks a row, on the connection that does it again and again.
+pub(in crate::postgres) fn lock_row(table: &str) -> SqlStr {
+    let ours = format!("(SELECT $2 AS name, {SESSION} AS session, $3 AS whose FROM locked) AS ours");
+    sql(format!(
+        "PREPARE dlock_count (bytea, bytea, text) AS
+            WITH locked AS MATERIALIZED (SELECT FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED),
+            counted AS ({})
+            SELECT fence, 'counted' AS step FROM counted;
+        PREPARE dlock_lock (bytea) AS SELECT 'locked' AS step FROM {table} WHERE key = $1 FOR UPDATE SKIP LOCKED;
+        PREPARE dlock_look (bytea, bytea) AS
+            SELECT fence, holder, {SESSION}, EXISTS (SELECT FROM {table} WHERE key = $1), token = int8send({SESSION}),
+                'seen' AS step
+            FROM (SELECT) AS one LEFT JOIN {table} ON key = $2",
+        counting(table, &ours)
+    ))
+}
+
+/// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
+pub(in crate::postgres) fn counting(table: &str, from: &str) -> String {
+    counting_as("int8send(session)", table, from)
+}
+
+/// The same, with the token of the row: none where it is read, since that is no one session's.
+fn counting_as(token: &str, table: &str, from: &str) -> String {
+    format!(
+        r#"INSERT INTO {table} AS held (key, token, fence, expires, holder)
+        SELECT name, {token}, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')), '-infinity', whose
+        FROM {from}
+        ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
+            token = excluded.token, holder = excluded.holder
+        RETURNING fence, {HASTE}"#
+    )
+}
+
+/// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session; the number, by
+/// which the answer is that to this question.
+pub(in crate::postgres) fn take_name(table: &str) -> SqlStr {
+    sql(format!(
+        "WITH asked AS MATERIALIZED (
+            SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
+        ), counted AS ({})
+        SELECT fence, NULL::text, {SESSION}, $1 FROM counted
+        UNION ALL
+        SELECT fence, coalesce(holder, ''), {SESSION}, $1 FROM asked LEFT JOIN {table} ON key = name WHERE NOT got",
+        counting(table, "asked WHERE got")
+    ))
+}
+
+/// The same of many, in their order.
+pub(in crate::postgres) fn take_names(table: &str) -> SqlStr {
+    sql(format!(
+        "WITH asked AS MATERIALIZED (
+            SELECT place, number, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
+            FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
+                AS listed (number, name, whose, place)
+        ), counted AS ({}, key)
+        SELECT fence, NULL::text, {SESSION}, number, place FROM counted JOIN asked ON key = name
+        UNION ALL
+        SELECT fence, coalesce(holder, ''), {SESSION}, number, place FROM asked LEFT JOIN {table} ON key = name WHERE NOT got
+        ORDER BY place",
+        counting(table, "asked WHERE got")
+    ))
+}
+
+/// Counts a grant to a reader, and writes down who it is in the row `own`. What is to be deleted later has to be
+/// allowed now.
+pub(in crate::postgres) fn counting_reader(table: &str, from: &str) -> String {
+    format!(
+        "counted AS ({}, key), noted AS ({}), allowed AS (DELETE FROM {table} WHERE false)",
+        counting_as("NULL::bytea", table, &format!("{from} ORDER BY name")),
+        noting(
+            table,
+            &format!("SELECT own, session, counted.fence, whose FROM {from} JOIN counted ON key = name")
+        )
+    )
+}
+
+/// Writes down who reads: the row, the session, the fence and the holder.
+fn noting(table: &str, from: &str) -> String {
+    format!(
+        "INSERT INTO {table} (key, token, fence, expires, holder)
+        SELECT own, int8send(session), fence, '-infinity', whose FROM ({from}) AS noted (own, session, fence, whose)
+        ON CONFLICT (key) DO UPDATE SET token = excluded.token, fence = excluded.fence, holder = excluded.holder
+        RETURNING 1"
+    )
+}
+
+/// numbers, the two numbers of each turn, whether it is ours, whether the session has the number, rows of the fences,
+/// rows of the readers, holders: as `take_names`.
+pub(in crate::postgres) fn read_names(table: &str, counts: bool) -> SqlStr {
+    let asked = format!(
+        "asked AS MATERIALIZED (
+            SELECT place, number, {SESSION} AS session, name, own, whose, CASE
+                WHEN NOT (ours OR pg_try_advisory_xact_lock_shared(turn, of)) THEN false
+                ELSE beside OR pg_try_advisory_lock_shared(number) END AS got
+            FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::boolean[], $5::boolean[], $6::bytea[], $7::bytea[],
+                $8::text[]) WITH ORDINALITY AS listed (number, turn, of, ours, beside, name, own, whose, place)
+        )"
+    );
+    if !counts {
+        return sql(format!(
+            "WITH {asked} SELECT NULL::bigint, CASE WHEN NOT got THEN '' END, session, number FROM asked ORDER BY place"
+        ));
+    }
+    sql(format!(
+        "WITH {asked}, {}
+        SELECT fence, NULL::text, session, number, place FROM counted JOIN asked ON key = name
+        UNION ALL
+        SELECT fence, coalesce(holder, ''), session, number, place FROM asked LEFT JOIN {table} ON key = name
+        WHERE NOT got
+        ORDER BY place",
+        counting_reader(table, "(SELECT * FROM asked WHERE got) AS readers")
+    ))
+}
+
+/// number, row of the fence, row of the reader, fence, holder: the session. What is to be deleted later has to be
+/// allowed now. Only the one who has the lock alone asks
+/// for it to be read, who is not kept waiting by those who wait for it.
+pub(in crate::postgres) fn downgrading(table: &str, counts: bool) -> String {
+    let noted = noting(table, &format!("VALUES ($3::bytea, {SESSION}, $4::bigint, $5::text)"));
+    let moves = format!(
+        "WITH noted AS ({noted}), moved AS (
+            UPDATE {table} SET token = NULL WHERE key = $2::bytea AND token = int8send({SESSION}) RETURNING 1
+        ), allowed AS (DELETE FROM {table} WHERE false)"
+    );
+    let (moves, after) = if counts {
+        (&*moves, "FROM (SELECT count(*) FROM noted) AS one, (SELECT count(*) FROM moved) AS two")
+    } else {
+        ("", "")
+    };
+    format!(
+        "{moves} SELECT {SESSION}, pg_advisory_lock_shared($1)::text, pg_advisory_unlock($1) AS freed {after}"
+    )
+}
+
+/// Who has a lock, by `owners`, which are sessions and whether they read: the fence, the holder and the session, for
+/// the row of the fence and for what the rows of the readers begin with.
+pub(in crate::postgres) fn owning(table: &str, owners: &str) -> String {
+    format!(
+        "SELECT held.fence, held.holder, session, reads FROM ({owners}) AS owners
+        LEFT JOIN (
+            SELECT * FROM {table} WHERE key = $1 OR key > $2 AND key < $2 || decode('{}', 'hex')
+        ) AS held ON held.token = int8send(session) AND (held.key = $1) <> reads",
+        "ff".repeat(17)
+    )
+}
