@@ -82,8 +82,8 @@ const STARTING: Duration = Duration::from_secs(15);
 /// # Readers
 ///
 /// Sessions of PostgreSQL and locked rows have readers ([`Lock::read`](dlock_core::Lock::read)); sessions of MariaDB
-/// and MySQL refuse them, since `GET_LOCK` has one holder. Readers and writers that wait are served in the order in
-/// which they came to the server.
+/// and MySQL refuse them, since `GET_LOCK` has one holder. Readers and writers that wait for a free lock are served in
+/// the order in which they came to the server, but for readers that have waited for 10 s.
 ///
 /// Locks by sessions, by rows and by leases do not see each other. All draw their fences from one table.
 ///

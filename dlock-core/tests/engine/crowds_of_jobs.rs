@@ -89,7 +89,7 @@ async fn a_job_whose_grant_comes_when_the_locks_are_drained_leaves_an_open_windo
     assert_eq!(job(&theirs).run(ok()).await.unwrap(), Outcome::Ran(()), "nobody ran it");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_job_whose_grant_comes_too_late_is_asked_for_again_and_is_not_skipped() {
     let clock = ManualClock::stopped();
     let memory = Memory::with_clock(clock.clock());
@@ -105,6 +105,7 @@ async fn a_job_whose_grant_comes_too_late_is_asked_for_again_and_is_not_skipped(
     }
 }
 
+/// In real time, as the withdrawal runs on another thread.
 #[tokio::test]
 async fn a_job_does_not_take_its_own_lost_grant_for_the_run_of_another() {
     for wait in [Wait::No, Wait::For(Duration::from_millis(1)), Wait::Forever] {

@@ -9,9 +9,9 @@ use dlock_core::{Backend, ErrorKind, Locks, Wait};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{MysqlRowLocks, MysqlSessions, Patience, PostgresRowLocks, PostgresSessions};
-use sqlx::{Connection, Executor, MySqlConnection};
+use sqlx::{Connection, Executor};
 
-use crate::kept::{Kind, LONG, MysqlRow, locks, take, until};
+use crate::kept::{Kind, LONG, MysqlRow, locks, take};
 use crate::readers::{can_write, read};
 
 const MIGRATE: &str = "&migrate=true";
@@ -383,7 +383,7 @@ on_own_connections!(
     a_connection_of_the_callers_own_keeps_a_lock_of_mysql,
     MysqlSessions,
     MysqlServer,
-    MySqlConnection,
+    sqlx::MySqlConnection,
     "?migrate=true"
 );
 
@@ -433,30 +433,4 @@ async fn rows_are_locked_where_the_server_logs_statements_instead_of_rows() {
         guard.release().await.unwrap();
     }
     assert!(can_write(&theirs, "a").await);
-}
-
-/// The fence of a locked row is counted on another connection than the one that has it.
-#[tokio::test]
-async fn a_row_whose_connection_has_ended_before_its_grant_was_counted_is_not_granted() {
-    let server = MysqlServer::start().unwrap();
-    let (ours, theirs) = (locks::<MysqlRow>(&server, LONG).await, locks::<MysqlRow>(&server, LONG).await);
-    take(&ours, "a").await.release().await.unwrap();
-    let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
-    admin.execute("BEGIN").await.unwrap();
-    admin.execute("SELECT 1 FROM dlock WHERE `key` = X'FF61' FOR UPDATE").await.unwrap();
-    let asked = tokio::spawn(async move { ours.lock("a").with_wait(Wait::No).acquire().await });
-    let transactions = |what: &str| {
-        server.query(&format!("SELECT {what} FROM information_schema.innodb_trx WHERE trx_rows_modified = 0"))
-    };
-    until("the count", || transactions("SUM(trx_state = 'LOCK WAIT')") == "1").await;
-    let its = "MIN(IF(trx_state = 'LOCK WAIT' OR trx_mysql_thread_id = %, NULL, trx_mysql_thread_id))";
-    let (id,): (i64,) =
-        sqlx::query_as("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut admin).await.unwrap();
-    server.query(&format!("KILL {}", transactions(&its.replace('%', &id.to_string()))));
-    until("its end", || transactions("COUNT(*)") == "2").await;
-    admin.execute("ROLLBACK").await.unwrap();
-    let guard = asked.await.unwrap().unwrap();
-    let busy = theirs.lock("a").with_wait(Wait::No).acquire().await;
-    assert_eq!(busy.unwrap_err().kind(), ErrorKind::Busy);
-    guard.release().await.unwrap();
 }

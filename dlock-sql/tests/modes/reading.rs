@@ -76,6 +76,33 @@ on_each_that_reads! {
         assert_eq!(waiter.withdraw().await.unwrap(), Withdrawal::REMOVED);
         until("nothing is left", || K::held(&server) == 0).await;
     }
+
+    /// A stopped process has the turn by then.
+    async fn a_reader_that_has_given_its_turn_up_asks_without_it<K: Kind>() {
+        let server = K::start(&[]);
+        let ours = locks::<K>(&server, LONG).await;
+        let backend = K::connect(&K::url(&server)).await.unwrap();
+        let guard = take(&ours, "a").await;
+        let mut reads = request("a", LONG).await;
+        reads.mode = Mode::Shared;
+        let mut reader = backend.claim(reads);
+        for _ in 0..2 {
+            busy(reader.attempt().await.unwrap());
+            tokio::select! {
+                told = reader.changed() => panic!("{told:?} while it is held"),
+                () = until("it waits on the server", || K::waiting(&server) == 1) => {}
+            }
+        }
+        let mut stopped = Child::play(K::ROLE, &K::url(&server));
+        until("the other one waits too", || K::waiting(&server) == 2).await;
+        stopped.stop();
+        guard.release().await.unwrap();
+        until("the other one has the turn", || K::waiting(&server) == 0).await;
+        busy(reader.attempt().await.unwrap());
+        stopped.kill();
+        assert_eq!(reader.withdraw().await.unwrap(), Withdrawal::ABSENT);
+        take(&ours, "a").await.release().await.unwrap();
+    }
 }
 
 /// Ends the session whose transaction has locked a row while its grant is being counted.

@@ -60,14 +60,10 @@ pub(super) async fn outcome_of<F: Future<Output = Result<Option<Guard>>>>(
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok(guard) => return guard,
-            Err(error) if is_late(&error) && late < 5 => late += 1,
+            Err(error) if error.kind() == ErrorKind::Unknown && late < 5 => late += 1,
             Err(error) => panic!("it could not be asked for: {error}"),
         }
     }
-}
-
-fn is_late(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable)
 }
 
 impl Process {

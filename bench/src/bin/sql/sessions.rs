@@ -41,7 +41,7 @@ impl Pairs for PostgresSession {
             ensure!(holder.is_none() && row.try_get::<Option<i64>, _>(0)?.is_some(), "it was taken");
         }
         let mut on = self.connections.of(key).await?;
-        // The turn is that of nobody who waits.
+        // No claim waits for this turn.
         let (turn, of) = (-1_i32, i32::try_from(task(key))?);
         let release = sqlx::query(self.statements.release.clone()).bind(number(key)).bind(turn).bind(of);
         ensure!(release.fetch_one(&mut *on).await?.try_get::<bool, _>(HAD_IT)?, "it was lost");
