@@ -1,7 +1,12 @@
-//! A backend from a URL, as it stands in a configuration.
+//! Backends from URLs, as a configuration has them.
 
-use dlock_core::backend::UrlParts;
-use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Node, Operation, Quorum, Result, keeper};
+#[cfg(feature = "quorum")]
+mod quorum;
+
+use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Operation, Result, keeper};
+
+#[cfg(feature = "quorum")]
+pub use self::quorum::quorum_from_url;
 
 /// Connects to the backend that `url` names, with the default options.
 ///
@@ -17,11 +22,11 @@ use dlock_core::{Error, Failure, Locks, LocksBuilder, Memory, Node, Operation, Q
 /// | `zk://[user:password@]host[:port],host[:port][/chroot]` | a ZooKeeper server or ensemble | `zk` |
 /// | `zk+tls://...` | the same over TLS | `zk-tls` |
 /// | `sqlite:///absolute/path.db`, `sqlite://relative/path.db` | processes on one host; the file and the table are made | `sqlite` |
-/// | `quorum:<URL>\|<URL>\|<URL>` | a [`Quorum`] of nodes, each with a URL of its own, see [`quorum_from_url`] | those of the nodes |
+/// | `quorum:<URL>\|<URL>\|<URL>` | a [`Quorum`](crate::Quorum) of nodes, each with a URL of its own, see [`quorum_from_url`] | `quorum`, and those of the nodes |
 ///
-/// With the parameter `connect=lazy` nothing is connected to now: the first use connects, and one that fails is
-/// followed by the next, so that a program can start during an outage. Wrong settings of the URL are errors at once;
-/// what only the server knows, such as a wrong password or a missing table, is the error of the first use:
+/// With the parameter `connect=lazy` nothing is connected to now: the first use connects, and if that fails the next
+/// one does, so that a program can start during an outage. Wrong settings of the URL are errors at once. What only the
+/// server knows, such as a wrong password or a missing table, is the error of the first use;
 /// [`Locks::ping`](crate::Locks::ping) asks for it. In the URL of a database the table then needs its schema
 /// (`table=public.dlock`). Not for `sqlite:`, which has no server.
 ///
@@ -67,7 +72,7 @@ pub async fn from_url(url: &str) -> Result<LocksBuilder> {
     served(async move { any(&url).await }).await
 }
 
-/// Awaits what connects, here or where the caller's runtime cannot serve on dlock's own thread.
+/// Awaits a future that connects: here, or on dlock's own thread where the caller's runtime cannot serve.
 fn served<T: Send + 'static>(
     connecting: impl Future<Output = Result<T>> + Send + 'static,
 ) -> impl Future<Output = Result<T>> + Send {
@@ -75,10 +80,15 @@ fn served<T: Send + 'static>(
     async { served.await.map_err(|failure| Error::new(Operation::Configure, failure))? }
 }
 
-/// One backend or a quorum.
+/// Connects to one backend or a quorum.
 async fn any(url: &str) -> Result<LocksBuilder> {
+    #[cfg(feature = "quorum")]
     if let Some(nodes) = url.strip_prefix("quorum:") {
-        return Ok(Locks::builder(quorum_of(nodes).await?));
+        return Ok(Locks::builder(quorum::quorum_of(nodes).await?));
+    }
+    #[cfg(not(feature = "quorum"))]
+    if url.starts_with("quorum:") {
+        return Err(not_compiled_in("quorum", "quorum"));
     }
     let (url, is_lazy) = without_connect(url)?;
     if is_lazy && url.split(':').next().is_some_and(|scheme| matches!(scheme, "memory" | "sqlite")) {
@@ -87,7 +97,7 @@ async fn any(url: &str) -> Result<LocksBuilder> {
     single(&url, is_lazy).await
 }
 
-/// One backend, and no quorum. Nothing is asked of a server where it `is_lazy`.
+/// Connects to one backend that is no quorum. If it `is_lazy`, no server is asked.
 #[cfg_attr(
     not(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "zk")),
     expect(unused_variables, reason = "a file needs no server")
@@ -176,114 +186,7 @@ async fn single(url: &str, is_lazy: bool) -> Result<LocksBuilder> {
     }
 }
 
-/// Creates the quorum that `url` names.
-///
-/// `quorum:` is followed by the URLs of the nodes, and a `|` stands between them. No URL has a `|` as it is: in a
-/// password it is written `%7C`. In a shell the whole needs quotes. Parameters of the quorum itself come last, after
-/// `|?`:
-///
-/// ```text
-/// quorum:redis://a|redis://b|redis://c
-/// quorum:redis://:p%7Cw@a|redis://b|redis://c|?longest_lease=2m&name=orders
-/// ```
-///
-/// | parameter | as |
-/// |---|---|
-/// | `longest_lease` | [`with_longest_lease`](crate::QuorumBuilder::with_longest_lease) |
-/// | `node_timeout` | [`with_node_timeout`](crate::QuorumBuilder::with_node_timeout) |
-/// | `durable=true` | [`with_durable_nodes`](crate::QuorumBuilder::with_durable_nodes) |
-/// | `name` | [`with_name`](crate::QuorumBuilder::with_name) |
-/// | `connect=lazy` | no node has to answer now; else a majority has to |
-///
-/// A time is a whole number with `ms`, `s`, `m` or `h`. Nodes are connected to when they are first used, and one that
-/// is away is tried again, so that a minority may be away at the start too. The table of a database therefore needs its
-/// schema. [`connect`] and [`from_url`] take such a URL as well.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
-/// let quorum = dlock::quorum_from_url("quorum:memory:|memory:|memory:|?durable=true").await?;
-/// let locks = dlock::Locks::new(quorum);
-/// locks.lock("room_7").run(async {}).await?;
-/// # Ok(()) }
-/// ```
-///
-/// # Errors
-///
-/// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when it is not such a URL or a node's is wrong, which
-/// is named by its number; [`ErrorKind::QuorumNotReached`](crate::ErrorKind::QuorumNotReached) when no majority
-/// answers. No error contains a password.
-///
-/// # Cancel safety
-///
-/// Cancel-safe.
-pub async fn quorum_from_url(url: &str) -> Result<Quorum> {
-    match url.split_once(':') {
-        Some(("quorum", nodes)) => {
-            let nodes = nodes.to_owned();
-            served(async move { quorum_of(&nodes).await }).await
-        }
-        _ => Err(invalid("the URL does not begin with quorum:".into())),
-    }
-}
-
-async fn quorum_of(text: &str) -> Result<Quorum> {
-    let form = "write quorum:<URL>|<URL>|<URL>, and parameters last, as in |?longest_lease=2m";
-    let mut parts: Vec<&str> = text.split('|').collect();
-    let query = parts.pop_if(|last| last.starts_with('?')).map_or("", |query| &query[1..]);
-    let mut nodes = Vec::new();
-    for (place, part) in parts.into_iter().enumerate() {
-        let named = |error: Error| {
-            Error::new(
-                Operation::Configure,
-                Failure::new(error.kind(), format!("node {}: {error}", place + 1)),
-            )
-        };
-        if take_parameter(part, "connect=").1.is_some() {
-            return Err(invalid(format!(
-                "node {} has the parameter connect; it is one of the quorum, and comes last, as in |?connect=lazy",
-                place + 1
-            )));
-        }
-        nodes.push(Node::from(Box::pin(single(part, true)).await.map_err(named)?));
-    }
-    UrlParts::check_query(query).map_err(|failure| Error::new(Operation::Configure, failure))?;
-    let (mut builder, mut is_lazy) = (Quorum::builder(nodes), false);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let time = || {
-            UrlParts::time(value).ok_or_else(|| {
-                invalid(format!("a length of time is no whole number with ms, s, m or h; {form}"))
-            })
-        };
-        match (name, value) {
-            ("longest_lease", _) => builder = builder.with_longest_lease(time()?),
-            ("node_timeout", _) => builder = builder.with_node_timeout(time()?),
-            ("durable", "true") => builder = builder.with_durable_nodes(),
-            ("connect", "lazy") => is_lazy = true,
-            ("name", name) if !name.is_empty() && name.chars().all(is_plain) => {
-                builder = builder.with_name(name);
-            }
-            // Not repeated: it may be a part of a password with a `|` in it.
-            _ => {
-                return Err(invalid(format!(
-                    "a parameter of the quorum is none of longest_lease, node_timeout, durable=true, name (of letters, \
-                     digits, - _ .) and connect=lazy; {form}"
-                )));
-            }
-        }
-    }
-    let quorum = builder.build()?;
-    if !is_lazy {
-        quorum.connect().await?;
-    }
-    Ok(quorum)
-}
-
-fn is_plain(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "-_.".contains(c)
-}
-
-/// The URL without `connect=lazy`, and whether it had it.
+/// Returns the URL without `connect=lazy`, and whether it had that.
 fn without_connect(url: &str) -> Result<(String, bool)> {
     match take_parameter(url, "connect=") {
         (url, None) => Ok((url, false)),
@@ -292,8 +195,8 @@ fn without_connect(url: &str) -> Result<(String, bool)> {
     }
 }
 
-/// The URL without the parameters that begin with `name`, and the value of the only one of them. Of several the value
-/// is wrong for everybody.
+/// Returns the URL without the parameters that begin with `name`, and the value of the only one of them. For several
+/// parameters of that name the value is empty, which every caller refuses.
 fn take_parameter<'u>(url: &'u str, name: &str) -> (String, Option<&'u str>) {
     let Some((place, query)) = url.split_once('?') else { return (url.to_owned(), None) };
     let (ours, others): (Vec<_>, Vec<_>) = query.split('&').partition(|part| part.starts_with(name));
@@ -305,7 +208,8 @@ fn take_parameter<'u>(url: &'u str, name: &str) -> (String, Option<&'u str>) {
     (if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) }, value)
 }
 
-/// Returns the scheme that was meant: the same in lower case, another name of a server, or that of the usual port.
+/// Returns the scheme that was probably meant: the scheme in lower case, another name of a server, or the scheme of the
+/// usual port.
 fn likely_scheme(scheme: &str, rest: &str) -> Option<&'static str> {
     if rest.starts_with("//") {
         return match scheme.to_ascii_lowercase().as_str() {
@@ -324,7 +228,7 @@ fn likely_scheme(scheme: &str, rest: &str) -> Option<&'static str> {
             _ => None,
         };
     }
-    // `host:port`, or several, or with a user before the host.
+    // The text is `host:port`, or several, or has a user before the host.
     let host = rest.rsplit('@').next().unwrap_or(rest);
     let port = host.split(['/', ',', '?']).next().unwrap_or(host).rsplit(':').next();
     match port {
@@ -336,7 +240,7 @@ fn likely_scheme(scheme: &str, rest: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns how a URL of each backend that is compiled in begins.
+/// Returns the beginning of a URL of each backend that is compiled in.
 pub(crate) fn known_schemes() -> String {
     let known = [
         (true, "memory:"),
@@ -347,7 +251,7 @@ pub(crate) fn known_schemes() -> String {
         (cfg!(feature = "redis-tls"), "rediss://, rediss+sentinel://, rediss+cluster://"),
         (cfg!(feature = "zk"), "zk://"),
         (cfg!(feature = "zk-tls"), "zk+tls://"),
-        (true, "quorum:"),
+        (cfg!(feature = "quorum"), "quorum:"),
     ];
     let known: Vec<&str> = known.into_iter().filter(|(on, _)| *on).map(|(_, scheme)| scheme).collect();
     known.join(", ")
@@ -357,6 +261,7 @@ pub(crate) fn known_schemes() -> String {
     feature = "sqlite",
     feature = "postgres",
     feature = "mysql",
+    feature = "quorum",
     feature = "redis",
     feature = "zk"
 )))]
@@ -367,7 +272,7 @@ fn not_compiled_in(scheme: &str, feature: &str) -> Error {
     ))
 }
 
-/// By what a database server keeps locks.
+/// The means by which a database server keeps locks.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
@@ -376,7 +281,7 @@ enum Mode {
     Row,
 }
 
-/// The URL without its mode, and the mode.
+/// Returns the URL without its mode, and the mode.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn divide(url: &str) -> Result<(String, Mode)> {
     let (url, mode) = take_parameter(url, "mode=");
@@ -440,7 +345,13 @@ mod tests {
         }
     }
 
-    #[cfg(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "zk"))]
+    #[cfg(all(
+        feature = "mysql",
+        feature = "postgres",
+        feature = "quorum",
+        feature = "redis",
+        feature = "zk"
+    ))]
     #[tokio::test]
     async fn whoever_misspells_a_parameter_is_answered_with_all_there_are() {
         for url in ["redis://h", "zk://h", "postgres://h/d", "mysql://h/d"] {
@@ -460,6 +371,7 @@ mod tests {
     #[cfg(all(
         feature = "mysql",
         feature = "postgres",
+        feature = "quorum",
         feature = "redis",
         feature = "sqlite",
         feature = "zk"
@@ -534,7 +446,13 @@ mod tests {
         }
     }
 
-    #[cfg(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "zk"))]
+    #[cfg(all(
+        feature = "mysql",
+        feature = "postgres",
+        feature = "quorum",
+        feature = "redis",
+        feature = "zk"
+    ))]
     #[tokio::test]
     async fn a_connection_that_is_made_later_is_no_error_now_and_the_error_of_the_first_use() {
         // Nothing listens on a port that was bound a moment ago.

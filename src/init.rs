@@ -1,4 +1,4 @@
-//! All backends of a program from its environment, in one line, and their end in another.
+//! All backends of a program from its environment, and their shutdown.
 
 use std::fmt;
 use std::pin::Pin;
@@ -71,7 +71,7 @@ use crate::variables::{Source, Variables, invalid, none_of, prefix_of, shown};
 ///
 /// # Errors
 ///
-/// That of awaiting it, which names every variable that is wrong, and no password:
+/// Awaiting the returned value fails with an error that names every variable that is wrong, and no password:
 ///
 /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when no variable has a URL, when a variable, its
 ///   URL or an option is wrong, when the feature of a backend is not compiled in, or when a name or the default is
@@ -88,14 +88,14 @@ pub fn init() -> Init {
     Init { variables: None, only: None }
 }
 
-/// What [`init`] takes, and where from: nothing happens until it is awaited.
+/// The backends that [`init`] is to connect to, and the variables to read: nothing happens until it is awaited.
 #[must_use = "await it"]
 pub struct Init {
     variables: Option<Vec<(String, String)>>,
     only: Option<Vec<String>>,
 }
 
-/// Names only: the values of variables may hold passwords.
+/// Shows names only: the values of variables may hold passwords.
 impl fmt::Debug for Init {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = |variables: &Vec<(String, String)>| -> Vec<String> {
@@ -110,8 +110,9 @@ impl fmt::Debug for Init {
 }
 
 impl Init {
-    /// Takes these variables in place of those of the environment: from a file, or in a test. Those that do not begin
-    /// with `DLOCK_` are skipped; one that is given twice is an error, since only one could count.
+    /// Takes these variables in place of those of the environment: from a file, or in a test. Variables that do not
+    /// begin with `DLOCK_` are skipped. A variable that is given twice is an error, since only one of the two could
+    /// count.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -131,8 +132,8 @@ impl Init {
     }
 
     /// Takes these backends alone, each of which has to have its variable, and leaves out others that are set:
-    /// `default` is that of `DLOCK_URL`. So a program in an environment that many share connects to what it uses, and
-    /// does not start without it. They are listed by these names.
+    /// `default` is that of `DLOCK_URL`. So a program in an environment that many programs share connects only to what
+    /// it uses, and does not start without it. The backends are listed by these names.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -148,6 +149,8 @@ impl Init {
 
     async fn run(self) -> Result<Backends> {
         let calling = Call { takes_some: self.only.is_some(), is_given: self.variables.is_some() };
+        // Noted before anything can fail, so that errors of later calls can say that `init` was called and has not
+        // succeeded.
         registry::begin_initial();
         let variables = match &self.variables {
             Some(given) => Variables::given(given)?,
@@ -160,6 +163,7 @@ impl Init {
         if sources.is_empty() {
             return Err(nothing_set());
         }
+        // Names and options are checked before anything is connected to: these mistakes need no server to show.
         registry::check_initial(sources.iter().map(|source| &*source.name))?;
         check_options(&sources, &variables)?;
         let connected = join_all(sources.iter().map(|source| from_url(&source.url))).await;
@@ -170,6 +174,8 @@ impl Init {
                 Err(error) => failures.push((source.variable.clone(), error)),
             }
         }
+        // Nothing is registered until all of them are connected and built. Connections are closed when they are
+        // dropped.
         all_of(Operation::Configure, &failures)?;
         let mut backends = Vec::new();
         for (Source { name, variable, .. }, builder) in builders {
@@ -197,31 +203,32 @@ impl IntoFuture for Init {
 
 /// The backends that [`init`] registered, for the end of the program.
 ///
-/// Dropping it changes nothing: they stay registered and go on as they are. A process that ends without
+/// Dropping this value changes nothing: the backends stay registered and go on as they are. A process that ends without
 /// [`shutdown`](Self::shutdown) leaves what it holds to the leases, and others wait that long.
 #[must_use = "shutdown() at the end of the program releases everything, so that nobody waits for its leases"]
 #[derive(Debug)]
 pub struct Backends(Vec<(String, Locks)>);
 
 impl Backends {
-    /// Returns each of them with its name, as for a probe that [pings](Locks::ping) them.
+    /// Returns each backend with its name, as for a probe that [pings](Locks::ping) them.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Locks)> {
         self.0.iter().map(|(name, locks)| (&**name, locks))
     }
 
     /// Drains all of them at the same time and shuts them down, in no longer than `timeout`.
     ///
-    /// New acquires are refused, and bodies that run have half of the time to come to their end ([`Locks::drain`]):
-    /// they may acquire what they need for that, of each of these backends. What is then left is stopped and released
-    /// in the rest of it ([`Locks::shutdown`]). The names stay taken, and calls under them fail with
-    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed). What was registered by hand is not touched.
+    /// New acquires are refused. Bodies that run have half of the time to come to their end ([`Locks::drain`]), and may
+    /// acquire for that what they need, of each of these backends. Whatever is left then is stopped and released in the
+    /// rest of the time ([`Locks::shutdown`]). The names stay taken, and calls under them fail with
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed). Backends that were registered by hand are not touched.
     ///
     /// # Errors
     ///
-    /// One to log, as that of [`Locks::shutdown`]. It names every backend that failed, with the kind of the first:
+    /// The error is one to log, as that of [`Locks::shutdown`]. It names every backend that failed, with the kind of
+    /// the first:
     ///
-    /// * [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when something was still under way after `timeout`; the
-    ///   lease is the floor. That bodies were stopped is no error.
+    /// * [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) when something was still under way after `timeout`; it
+    ///   ends with its lease at the latest. That bodies were stopped is no error.
     /// * [`ErrorKind::Closed`](crate::ErrorKind::Closed) in a child made by `fork`, whose parent has the locks.
     ///
     /// # Cancel safety
@@ -229,9 +236,10 @@ impl Backends {
     /// May be dropped and called again; acquires stay refused.
     pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
         let started = Instant::now();
-        // Bodies under one backend may need what they hold of another, or have to take of it: none is shut down before
-        // all are drained. Those that are late are stopped below, which is all that a failure here would say.
+        // A body under one backend may need a lock of another, held or still to be taken: none is shut down before all
+        // are drained. The result is ignored, since it would only say that bodies were late; those are stopped below.
         let _ = Locks::drain_all(self.0.iter().map(|(_, locks)| locks), timeout / 2).await;
+        // The rest of the time is shared: all shut down at the same time.
         let left = timeout.saturating_sub(started.elapsed());
         let ends = join_all(self.0.iter().map(|(_, locks)| locks.shutdown(left))).await;
         let failed = self.0.iter().zip(ends).filter_map(|((name, _), end)| Some((name.clone(), end.err()?)));
@@ -239,7 +247,8 @@ impl Backends {
     }
 }
 
-/// Checks the options of all backends, before any of them is connected to. What is wrong for several is said once.
+/// Checks the options of all backends, before any of them is connected to. A mistake that several of them have is
+/// reported once.
 fn check_options(sources: &[Source], variables: &Variables) -> Result<()> {
     let mut wrong: Vec<String> = Vec::new();
     for source in sources {
@@ -254,7 +263,7 @@ fn check_options(sources: &[Source], variables: &Variables) -> Result<()> {
     none_of(&wrong)
 }
 
-/// What is wrong when no backend is named.
+/// Returns the error of an environment that names no backend.
 fn nothing_set() -> Error {
     invalid(format!(
         "neither DLOCK_URL nor any DLOCK_<NAME>_URL is set; set DLOCK_URL to where the locks are: \
@@ -264,13 +273,13 @@ fn nothing_set() -> Error {
     ))
 }
 
-/// One error for all failures, if there are any.
+/// Returns one error for all failures, if there are any.
 fn all_of(operation: Operation, failures: &[(String, Error)]) -> Result<()> {
     if failures.is_empty() { Ok(()) } else { Err(failed(operation, failures)) }
 }
 
-/// One error for failures, each with the variable or the name that it is of. Whoever tries again while an error may
-/// pass must not do so when one of them does not.
+/// Returns one error for failures, each with the variable or the name that it belongs to. If one of them does not pass
+/// by itself, its kind is chosen: a caller that retries while an error may pass must not retry then.
 fn failed(operation: Operation, failures: &[(String, Error)]) -> Error {
     let lasting = failures.iter().find(|(_, error)| !error.is_retryable()).or(failures.first());
     let kind = lasting.map_or(dlock_core::ErrorKind::Unavailable, |(_, error)| error.kind());

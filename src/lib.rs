@@ -48,7 +48,7 @@
 //! * [`Guard::hand_over`], [`Locks::take_over`]: a lock that is passed on to another process.
 //! * [`Requirement`]: guarantees without which a program does not start.
 //! * [`Memory`], [`ManualClock`], [`Faults`], [`with_backend`]: tests of your own code.
-//! * [`Quorum`]: one lock on a majority of independent backends.
+//! * `Quorum`, with the feature `quorum`: one lock on a majority of independent backends.
 //! * [`backend`]: how to write a backend.
 //! * [`dlock-tower`](https://docs.rs/dlock-tower): a lock for each request of a service, with an extractor for axum.
 //! * [`dlock-cli`](https://crates.io/crates/dlock-cli): the program `dlock`, which shows who holds which lock and runs
@@ -71,6 +71,8 @@
 //! | `mysql` | locks in a MariaDB or MySQL database | 1.94 |
 //! | `mysql-tls` | the same over TLS | 1.94 |
 //! | `sqlite` | locks for the processes of one host, in a SQLite database | 1.94 |
+//! | `quorum` | one lock on a majority of independent backends | 1.88 |
+//! | `sql-tx` | locks of your own transaction or connection, and writes by fence or by version, in a database | 1.94 |
 //! | `otel` | metrics and linked traces for OpenTelemetry | 1.88 |
 //! | `serde` | a `Baton` in what serde writes | 1.88 |
 
@@ -91,17 +93,18 @@ pub mod guides {
     dlock_macros::guides!();
 }
 
-pub use connect::{connect, from_url, quorum_from_url};
+#[cfg(feature = "quorum")]
+pub use connect::quorum_from_url;
+pub use connect::{connect, from_url};
 #[cfg(feature = "otel")]
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
     Backend, Batch, BatchGuard, BatchKey, Baton, Campaign, Capabilities, Claim, Clock, DataVersion, Election,
     Eligibility, Ended, Error, ErrorKind, Exported, Failure, Faults, Fence, Forced, Guard, HandOver,
-    HandOverAll, Health, Held, Holder, Key, KeyInMode, Leader, LeaderChanges, Lock, LockOnNodes, Locks,
-    LocksBuilder, MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, NodeMark, NodeSetup, OnCrash,
-    OnError, OnLost, Once, Operation, Outcome, Prefixed, Quorum, QuorumBuilder, QuorumInUse, QuorumVotes,
-    Requirement, Result, Segment, Segmented, Semaphore, Stats, Term, Timestamp, VersionCheck, Wait, backend,
-    current_hold, read, write,
+    HandOverAll, Health, Held, Holder, Key, KeyInMode, Leader, LeaderChanges, Lock, Locks, LocksBuilder,
+    MAX_LEASE, MAX_WAIT, MIN_LEASE, ManualClock, Memory, Node, OnCrash, OnError, OnLost, Once, Operation,
+    Outcome, Prefixed, Requirement, Result, Segment, Segmented, Semaphore, Stats, Term, Timestamp,
+    VersionCheck, Wait, backend, current_hold, read, write,
 };
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
@@ -112,6 +115,8 @@ pub use dlock_macros::leader;
 #[cfg(feature = "macros")]
 #[doc = include_str!("once.md")]
 pub use dlock_macros::once;
+#[cfg(feature = "quorum")]
+pub use dlock_quorum::{LockOnNodes, NodeMark, NodeSetup, Quorum, QuorumBuilder, QuorumInUse, QuorumVotes};
 #[cfg(feature = "redis")]
 pub use dlock_redis as redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -121,34 +126,34 @@ pub use dlock_zk as zk;
 pub use init::{Backends, Init, init};
 pub use registry::{in_current_scope, register, registered, set_default, with_backend};
 
-/// The examples of the README compile.
+/// The examples of the README, which have to compile.
 #[cfg(all(doctest, feature = "macros", feature = "otel", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("registry.md")]
 struct Readme;
 
-/// So do those of the page on Redis.
+/// The examples of the page on Redis.
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../docs/backends/redis.md")]
 struct RedisPage;
 
-/// And of the page on SQL databases.
-#[cfg(all(doctest, feature = "mysql", feature = "postgres"))]
+/// The examples of the page on SQL databases.
+#[cfg(all(doctest, feature = "mysql", feature = "postgres", feature = "sql-tx"))]
 #[doc = include_str!("../docs/backends/sql.md")]
 struct SqlPage;
 
-/// And of the page on SQLite.
+/// The examples of the page on SQLite.
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../docs/backends/sqlite.md")]
 struct SqlitePage;
 
-/// And those of the pages on composition and on locks that are handed over.
-#[cfg(all(doctest, feature = "macros"))]
+/// The examples of the pages on composition and on locks that are handed over.
+#[cfg(all(doctest, feature = "macros", feature = "quorum"))]
 #[doc = include_str!("../docs/composition.md")]
 #[doc = include_str!("../docs/handing-over.md")]
 struct CompositionPage;
 
-/// And those of the pages for whoever chooses, comes from another library, or has an error.
+/// The examples of the pages about choosing, and about errors.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/which-backend.md")]
 #[doc = include_str!("../docs/which-lock.md")]
@@ -160,12 +165,12 @@ struct QuestionPages;
 #[doc = include_str!("../docs/coming-from.md")]
 struct ComingFromPage;
 
-/// And those of the page on jobs and leaders.
+/// The examples of the page on jobs and leaders.
 #[cfg(all(doctest, feature = "macros"))]
 #[doc = include_str!("../docs/jobs-and-leaders.md")]
 struct JobsAndLeadersPage;
 
-/// And those of the page on ZooKeeper.
+/// The examples of the page on ZooKeeper.
 #[cfg(all(doctest, feature = "zk"))]
 #[doc = include_str!("../docs/backends/zookeeper.md")]
 struct ZooKeeperPage;

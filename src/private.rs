@@ -1,5 +1,13 @@
-//! What `#[distributed_lock]` and the other attributes expand to calls of. Not for use by hand, and not covered by any
-//! promise.
+//! The code that `#[distributed_lock]` and the other attributes expand to calls of. Not for use by hand, and not
+//! covered by any promise.
+//!
+//! A section goes through these stages, one `poll` after the other:
+//!
+//! ```text
+//! Locked --body returned, release not done--> Leaving --released--> ready
+//!    |
+//!    +--the lock is busy, and the body has an `on_busy`--> Busy --body returned, without the lock--> ready
+//! ```
 
 #[path = "private/candidate.rs"]
 mod candidate;
@@ -24,14 +32,14 @@ pub use self::job::{Job, JobOutput};
 pub use self::segments::Segments;
 use crate::registry;
 
-/// Which locks the attribute names.
+/// The locks that the attribute names.
 #[derive(Debug)]
 pub enum Source {
-    /// None: the default ones.
+    /// The default locks: the attribute names none.
     Default,
-    /// Those registered under a name.
+    /// The locks registered under a name.
     Named(&'static str),
-    /// These.
+    /// The locks that the attribute was given.
     Given(Locks),
 }
 
@@ -40,7 +48,7 @@ pub fn locks_of<T: GivesLocks + ?Sized>(locks: &T) -> Source {
     Source::Given(locks.locks())
 }
 
-/// What `locks = expr` takes.
+/// A type that `locks = expr` takes.
 #[diagnostic::on_unimplemented(
     message = "`locks` takes a `dlock::Locks`, and this is a `{Self}`",
     label = "no `Locks`",
@@ -48,7 +56,7 @@ pub fn locks_of<T: GivesLocks + ?Sized>(locks: &T) -> Source {
             in front of a static `LazyLock<Locks>`, as in `locks = *LOCKS`"
 )]
 pub trait GivesLocks {
-    /// A handle of them.
+    /// Returns a handle of the locks.
     fn locks(&self) -> Locks;
 }
 
@@ -64,14 +72,14 @@ pub fn baton<B: GivesBaton + ?Sized>(baton: &B) -> Baton {
     baton.baton()
 }
 
-/// What `from = expr` takes.
+/// A type that `from = expr` takes.
 #[diagnostic::on_unimplemented(
     message = "`from` takes a `dlock::Baton`, and this is a `{Self}`",
     label = "no `Baton`",
     note = "write an expression of the type `Baton` or `&Baton`; of a text it is `from = text.parse::<dlock::Baton>()?`"
 )]
 pub trait GivesBaton {
-    /// A copy of it.
+    /// Returns a copy of the baton.
     fn baton(&self) -> Baton;
 }
 
@@ -87,14 +95,13 @@ pub fn keys_of<K: ToString>(keys: impl IntoIterator<Item = K>) -> Vec<String> {
     keys.into_iter().map(|key| key.to_string()).collect()
 }
 
-/// A critical section that finds its locks when it is entered. What each annotated function has of its own is one small
-/// future, [`Run`]; the rest is compiled once.
+/// A critical section that finds its locks when it is entered. Each annotated function has only one small future of its
+/// own, [`Run`]; the rest is compiled once.
 #[derive(Debug)]
 #[must_use = "does nothing until it is run"]
 pub struct Section(Box<dyn Hidden>);
 
-/// A [`Setup`] whose type is not seen from outside, so that no lint about what its drop does applies to the functions
-/// that have one.
+/// A [`Setup`] whose type is not visible, so that no lint about its drop applies to the functions that have one.
 trait Hidden: fmt::Debug + Send {
     fn setup(&mut self) -> &mut Setup;
 }
@@ -123,10 +130,10 @@ struct Setup {
     handoff: Option<bool>,
     baton: Option<Baton>,
     reads: bool,
-    /// How many permits the semaphore has, and how many are taken.
+    /// The number of permits of the semaphore, and the number to take.
     permits: Option<(u32, u32)>,
     run_when_unavailable: bool,
-    /// Whether the body itself says what to return when the lock is busy.
+    /// Is `true` if the body itself says what to return when the lock is busy.
     has_on_busy: bool,
     inner: Option<dlock_core::Section>,
     segmented: Option<SegmentedSection>,
@@ -144,11 +151,11 @@ enum Stage {
 }
 
 thread_local! {
-    /// The error of the lock that is busy, while the body that has an `on_busy` is polled for the first time.
+    /// The error of the busy lock, while a body that has an `on_busy` is polled for the first time.
     static BUSY: Cell<Option<Error>> = const { Cell::new(None) };
 }
 
-/// Returns the error of the lock that is busy, to a body with `on_busy` that asks first of all; `None` under the lock.
+/// Returns the error of the busy lock to a body with `on_busy`, which asks first of all; `None` under the lock.
 #[must_use]
 pub fn busy() -> Option<Error> {
     BUSY.take()
@@ -288,14 +295,14 @@ impl Section {
         self
     }
 
-    /// Applies `on_busy = ...`: the body is polled without the lock when that is busy, and then finds why in [`busy`].
+    /// Applies `on_busy = ...`: if the lock is busy, the body is polled without it, and finds the error in [`busy`].
     pub fn has_on_busy(mut self) -> Self {
         self.0.setup().has_on_busy = true;
         self
     }
 
-    /// Takes the lock, runs the body, and releases the lock; a failure of the lock is returned as the body returns
-    /// its own.
+    /// Takes the lock, runs the body, and releases the lock. A failure of the lock is returned as the body returns its
+    /// own.
     ///
     /// # Cancel safety
     ///
@@ -311,6 +318,7 @@ impl Section {
     ) -> Poll<Result<()>> {
         let setup = self.0.setup();
         let (stage, has_on_busy) = (setup.stage, setup.has_on_busy);
+        // The body has taken its error at its first poll, and goes on without a lock.
         if stage == Stage::Busy {
             return body(cx).map(Ok);
         }
@@ -319,6 +327,8 @@ impl Section {
             match ready!(inner.poll_enter(cx)) {
                 Err(error) if has_on_busy && error.is_busy() => {
                     setup.stage = Stage::Busy;
+                    // Set right before the poll on this thread: the body takes it first of all, and no other body runs
+                    // in between.
                     BUSY.set(Some(error));
                     return body(cx).map(Ok);
                 }
@@ -326,6 +336,7 @@ impl Section {
             }
             ready!(inner.poll_body(cx, body))?;
         }
+        // Without a pending release the stage stays, since nothing polls a section that is ready.
         let left = inner.poll_leave(cx);
         if left.is_pending() {
             setup.stage = Stage::Leaving;
@@ -335,14 +346,16 @@ impl Section {
 }
 
 pin_project! {
-    /// [`Section::run`] of one body. In the order in which it is dropped: the lock is released last.
+    /// The future of [`Section::run`] for one body. The fields are in the order of their drop: the lock is released
+    /// last.
     #[must_use = "futures do nothing unless polled"]
     #[project = Running]
     pub struct Run<R, F> {
         #[pin]
         body: F,
         output: Option<R>,
-        // Not by a bound of `Future`, whose failure would be a second error about the same type.
+        // A function pointer in place of a bound of `Future`, whose failure would be a second error about the same
+        // type.
         from_lock: fn(Error) -> R,
         section: Section,
     }
@@ -364,7 +377,7 @@ impl<R, F: Future<Output = R>> Future for Run<R, F> {
     }
 }
 
-/// What the function returns. Compiled once for each type that functions return, not for each function.
+/// Returns the value of the function. Compiled once for each type that functions return, not for each function.
 fn returned<R>(ran: Poll<Result<()>>, output: &mut Option<R>, from_lock: fn(Error) -> R) -> Poll<R> {
     ran.map(|ran| match ran {
         Ok(()) => output.take().unwrap_or_else(|| no_output()),
@@ -379,6 +392,8 @@ fn no_output() -> ! {
 
 impl Setup {
     fn inner(&mut self) -> Result<&mut dlock_core::Section> {
+        // The locks are found at the first poll and not when the section is made, so that a registration or an override
+        // in between counts.
         let section = match self.inner.take() {
             Some(section) => section,
             None => {
@@ -412,7 +427,7 @@ impl Setup {
             Source::Named(name) => registry::registered(name)?,
             Source::Given(locks) => locks.clone(),
         };
-        // The lock itself asks for its turn.
+        // `Fair` is an option of the lock itself, and is set in `with_options`.
         let of_locks = |requirement: &Requirement| *requirement != Requirement::Fair;
         let required: Vec<_> = self.requires.iter().copied().filter(of_locks).collect();
         locks.require(&required)?;
@@ -443,6 +458,7 @@ impl Setup {
             lock = lock.read();
         }
         if self.requires.contains(&Requirement::Fair) {
+            // `requires = "fair"` also asks for it, where the backend leaves the order to the lock.
             lock = lock.with_fairness(true);
         }
         match self.recheck {
@@ -453,7 +469,7 @@ impl Setup {
     }
 }
 
-/// In a box, so that it is compiled once.
+/// The future of a step, in a box so that it is compiled once.
 type Step<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Returns whether `on_busy` applies.
@@ -470,7 +486,7 @@ pub fn is_busy(error: &Error) -> bool {
             thiserror's `#[from]`)"
 )]
 pub trait FromLock {
-    /// The failure as this type.
+    /// Returns the failure as this type.
     fn from_lock(error: Error) -> Self;
 }
 
@@ -490,7 +506,7 @@ impl<T, E: FromError> FromLock for Result<T, E> {
             `Box<dyn std::error::Error + Send + Sync>`"
 )]
 pub trait FromError {
-    /// The failure as this type.
+    /// Returns the failure as this type.
     fn from_error(error: Error) -> Self;
 }
 
@@ -507,7 +523,8 @@ pub fn from_lock<R: FromLock>(error: Error) -> R {
     R::from_lock(error)
 }
 
-/// `require_x!{}` is this where the backend is compiled in, and else the macro that says what to do.
+/// Expands to nothing: `require_x!{}` is this macro if the backend is compiled in, and otherwise the one whose error
+/// says what to do.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __nothing_required {

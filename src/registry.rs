@@ -1,4 +1,12 @@
-//! How the attribute finds its backend: given, else the override of the calling task, else the registry.
+//! The search of an attribute for its backend: the one given, else the override of the calling task, else the registry.
+//!
+//! [`init`](crate::init) goes through these states, which errors name to say what to do:
+//!
+//! ```text
+//! No --awaited--> Begun --all registered--> Done
+//!                 ^   |
+//!                 +---+ failed or dropped, and awaited again
+//! ```
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -7,7 +15,7 @@ use dlock_core::{Error, ErrorKind, Failure, Locks, Operation, Result};
 
 use crate::variables::{DEFAULT, invalid, is_name, is_same, is_set, shown, variable_of};
 
-/// The backends dlock knows by name, and whether this build has them.
+/// The backends that dlock knows by name, and whether this build has them.
 const KNOWN: &[(&str, bool)] = &[
     ("memory", true),
     ("mysql", cfg!(feature = "mysql")),
@@ -20,7 +28,7 @@ const KNOWN: &[(&str, bool)] = &[
 #[derive(Debug)]
 struct Entry {
     locks: Locks,
-    /// Whether a variable named it, so that every spelling with that variable means it.
+    /// Is `true` if a variable named it, so that every spelling with that variable means it.
     is_of_variable: bool,
 }
 
@@ -31,7 +39,7 @@ struct Registry {
     initialized: Initialized,
 }
 
-/// What has become of [`init`](crate::init).
+/// The state of [`init`](crate::init).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Initialized {
     /// It was not called.
@@ -41,12 +49,12 @@ enum Initialized {
     Done(Call),
 }
 
-/// What a call of [`init`](crate::init) looked at.
+/// The restrictions of a call of [`init`](crate::init).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// Not at all backends.
+    /// It took only some of the backends.
     pub takes_some: bool,
-    /// Not at the environment of the process.
+    /// It was given variables in place of the environment.
     pub is_given: bool,
 }
 
@@ -55,15 +63,15 @@ impl Registry {
         Self { entries: BTreeMap::new(), default: None, initialized: Initialized::No }
     }
 
-    /// The entry that an attribute with this name means, and its own name.
+    /// Returns the entry that an attribute with this name means, and its own name.
     fn find(&self, name: &str) -> Option<(&String, &Entry)> {
         self.entries.get_key_value(name).or_else(|| {
             self.entries.iter().find(|(known, entry)| entry.is_of_variable && is_same(known, name))
         })
     }
 
-    /// The name that `name` would be confused with: itself, or one with the same variable, where a variable named one
-    /// of them.
+    /// Returns the registered name that `name` would be confused with: the name itself, or a name with the same
+    /// variable, if a variable named one of the two.
     fn confused_with(&self, name: &str, is_of_variable: bool) -> Option<&String> {
         let is_confused = |(known, entry): &(&String, &Entry)| {
             *known == name || (is_of_variable || entry.is_of_variable) && is_same(known, name)
@@ -71,7 +79,7 @@ impl Registry {
         self.entries.iter().find(is_confused).map(|(known, _)| known)
     }
 
-    /// Whether the names that variables have can all be added, and `DLOCK_URL` be the default.
+    /// Checks that all names of variables can be added, and that `DLOCK_URL` can be the default.
     fn check_initial<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
         let again = if matches!(self.initialized, Initialized::Done(_)) {
             "; dlock::init() is called once"
@@ -109,9 +117,10 @@ fn registry_mut() -> RwLockWriteGuard<'static, Registry> {
     REGISTRY.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes `locks` known under `name` to every `#[distributed_lock(backend = "name")]` of this process. Done once,
-/// at start-up, for locks that are built by hand; [`init`](crate::init) does it for those that environment variables
-/// name. The only registered backend is also the default one.
+/// Makes `locks` known under `name` to every `#[distributed_lock(backend = "name")]` of this process.
+///
+/// Call it once, at start-up, for locks that are built by hand; [`init`](crate::init) does it for those that
+/// environment variables name. The only registered backend is also the default one.
 ///
 /// ```
 /// # fn main() -> Result<(), dlock::Error> {
@@ -126,8 +135,8 @@ fn registry_mut() -> RwLockWriteGuard<'static, Registry> {
 /// # Errors
 ///
 /// [`ErrorKind::InvalidConfig`] when the name is empty, has a `:`, `/` or `@` in it, as URLs have, or is taken:
-/// replacing a backend silently would let two halves of a program hold the "same" lock. What [`init`](crate::init)
-/// registered takes all names with the same variable.
+/// replacing a backend silently would let two halves of a program hold the "same" lock. A name that
+/// [`init`](crate::init) registered takes all names with the same variable.
 pub fn register(name: impl Into<String>, locks: Locks) -> Result<()> {
     let name = name.into();
     if name.is_empty() {
@@ -148,12 +157,12 @@ pub fn register(name: impl Into<String>, locks: Locks) -> Result<()> {
     Ok(())
 }
 
-/// Checks that what variables name can be registered.
+/// Checks that the backends of variables can be registered.
 pub(crate) fn check_initial<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<()> {
     registry().check_initial(names)
 }
 
-/// Notes that variables are read, until [`register_initial`] says what came of it.
+/// Notes that variables are read, until [`register_initial`] notes the outcome.
 pub(crate) fn begin_initial() {
     let mut registry = registry_mut();
     if registry.initialized == Initialized::No {
@@ -161,7 +170,7 @@ pub(crate) fn begin_initial() {
     }
 }
 
-/// Registers what variables name, all of it or nothing.
+/// Registers the backends of variables, all or none.
 pub(crate) fn register_initial(backends: &[(String, Locks)], call: Call) -> Result<()> {
     let mut registry = registry_mut();
     registry.check_initial(backends.iter().map(|(name, _)| &**name))?;
@@ -205,7 +214,7 @@ pub fn registered(name: &str) -> Result<Locks> {
     found.ok_or_else(|| unknown(name, &registry, is_set))
 }
 
-/// The default backend: the innermost override, the one set, or the only one registered.
+/// Returns the default backend: the innermost override, the one set, or the only one registered.
 pub(crate) fn default_locks() -> Result<Locks> {
     if let Some(locks) = overridden(|overrides| overrides.last().map(|(_, locks)| locks.clone())) {
         return Ok(locks);
@@ -269,7 +278,7 @@ fn names(registry: &Registry) -> String {
     registry.entries.keys().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
-/// What is wrong when there is no default backend.
+/// Returns the error of a missing default backend.
 fn no_default(registry: &Registry, is_set: impl Fn(&str) -> bool) -> Error {
     let what = match (registry.entries.is_empty(), is_set("DLOCK_URL")) {
         (true, _) => format!("no backend is registered; {}", advice(registry, DEFAULT, is_set)),
@@ -287,7 +296,7 @@ fn no_default(registry: &Registry, is_set: impl Fn(&str) -> bool) -> Error {
     Error::new(Operation::Configure, Failure::new(ErrorKind::UnknownBackend, what))
 }
 
-/// What is wrong when `name` is unknown.
+/// Returns the error of an unknown name.
 fn unknown(name: &str, registry: &Registry, is_set: impl Fn(&str) -> bool) -> Error {
     let overrides = overridden(|overrides| {
         Some(overrides.iter().map(|(name, _)| shown(name)).collect::<Vec<_>>().join(", "))
@@ -295,7 +304,7 @@ fn unknown(name: &str, registry: &Registry, is_set: impl Fn(&str) -> bool) -> Er
     let there = match (registry.entries.is_empty(), overrides) {
         (true, None) => String::new(),
         (false, None) => format!("; registered are {}", names(registry)),
-        // Most likely a test that replaces another name than the attribute has.
+        // The caller is most likely a test that replaces another name than the attribute has.
         (_, Some(overrides)) => format!("; with_backend replaces only {overrides} here"),
     };
     let compiled = match KNOWN.iter().find(|(known, _)| *known == name) {
@@ -312,7 +321,7 @@ fn unknown(name: &str, registry: &Registry, is_set: impl Fn(&str) -> bool) -> Er
     Error::new(Operation::Configure, Failure::new(ErrorKind::UnknownBackend, what))
 }
 
-/// What to do, so that there is a backend under this name.
+/// Returns the advice that leads to a backend under this name.
 fn advice(registry: &Registry, name: &str, is_set: impl Fn(&str) -> bool) -> String {
     if !is_name(name) {
         return "a URL goes into a variable that dlock::init() reads, or to dlock::connect, and the name of its backend \
@@ -370,7 +379,7 @@ mod tests {
         assert!(!registered("other").unwrap_err().to_string().contains("compiled"));
     }
 
-    /// What is said of `name`, where this variable is set.
+    /// The advice about `name`, where this variable is set.
     fn said(registry: &Registry, name: &str, variable: &str) -> String {
         let error = unknown(name, registry, |asked| asked == variable);
         assert_eq!(error.kind(), ErrorKind::UnknownBackend);

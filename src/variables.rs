@@ -1,4 +1,4 @@
-//! Environment variables: which one has the URL of which backend, and what stands in them.
+//! Environment variables: the variable with the URL of each backend, and their values.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,7 +13,7 @@ pub(crate) const DEFAULT: &str = "default";
 const PREFIX: &str = "DLOCK_";
 const SUFFIX: &str = "URL";
 
-/// What stands in a variable for a byte of a name.
+/// Returns the character that stands in a variable for a byte of a name.
 const fn symbol(byte: u8) -> Option<u8> {
     match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => Some(byte.to_ascii_uppercase()),
@@ -22,15 +22,15 @@ const fn symbol(byte: u8) -> Option<u8> {
     }
 }
 
-/// Returns whether both names have the same variable. Allocates nothing, as every call of an annotated function may
+/// Returns whether both names have the same variable. Allocates nothing, since every call of an annotated function may
 /// come here.
 pub(crate) fn is_same(one: &str, other: &str) -> bool {
     let mut pairs = one.bytes().zip(other.bytes());
     one.len() == other.len() && pairs.all(|(a, b)| symbol(a).is_some_and(|a| symbol(b) == Some(a)))
 }
 
-/// Returns how the variables of the backend `name` begin, such as `DLOCK_ORDERS_`; `None` for a name with characters
-/// that have no place in a variable.
+/// Returns the beginning of the variables of the backend `name`, such as `DLOCK_ORDERS_`; `None` for a name with
+/// characters that have no place in a variable.
 pub(crate) fn prefix_of(name: &str) -> Option<String> {
     if name.is_empty() {
         return None;
@@ -42,12 +42,12 @@ pub(crate) fn prefix_of(name: &str) -> Option<String> {
     Some(format!("{PREFIX}{part}_"))
 }
 
-/// Returns the variable with the URL of the backend `name`, if a variable can have that.
+/// Returns the variable with the URL of the backend `name`, if there can be one.
 pub(crate) fn variable_of(name: &str) -> Option<String> {
     prefix_of(name).map(|prefix| prefix + SUFFIX)
 }
 
-/// Returns how a name is shown. What may be a URL may have a password in it, and is not.
+/// Returns the form in which errors show a name. A name that may be a URL is not shown, since it may hold a password.
 pub(crate) fn shown(name: &str) -> String {
     if is_name(name) {
         format!("{name:?}")
@@ -56,28 +56,28 @@ pub(crate) fn shown(name: &str) -> String {
     }
 }
 
-/// Whether it is no URL, nor a part of one. The attribute refuses these too.
+/// Is `true` if the name is no URL, nor a part of one. The attribute refuses these too.
 pub(crate) fn is_name(name: &str) -> bool {
     !name.contains([':', '/', '@'])
 }
 
-/// Returns whether the environment of this process has something in `variable`.
+/// Returns whether `variable` has a value in the environment of this process.
 pub(crate) fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.to_string_lossy().trim().is_empty())
 }
 
-/// A backend that a variable says the URL of.
+/// A backend whose URL is in a variable.
 pub(crate) struct Source {
     pub name: String,
     pub variable: String,
     pub url: String,
 }
 
-/// The variables that begin with `DLOCK_`, with what is in them, unless that is empty. The error is a value that is not
+/// The variables that begin with `DLOCK_`, with their values, unless these are empty. The error is a value that is not
 /// UTF-8.
 pub(crate) struct Variables(BTreeMap<String, Result<String, OsString>>);
 
-/// Without the values, which may hold passwords.
+/// Shows the names alone: the values may hold passwords.
 impl fmt::Debug for Variables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
@@ -85,7 +85,7 @@ impl fmt::Debug for Variables {
 }
 
 impl Variables {
-    /// Reads those of this process.
+    /// Reads the variables of this process.
     pub(crate) fn of_process() -> Self {
         let all = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
         let ours = all.filter(|(name, _)| name.starts_with(PREFIX));
@@ -93,7 +93,7 @@ impl Variables {
         Self(values.filter(|(_, value)| !matches!(value, Ok(text) if text.trim().is_empty())).collect())
     }
 
-    /// Takes these in place of the process's.
+    /// Takes these variables in place of those of the process.
     pub(crate) fn given(variables: &[(String, String)]) -> Result<Self> {
         let mut all = BTreeMap::new();
         for (name, value) in variables {
@@ -112,7 +112,7 @@ impl Variables {
         Ok(Self(all))
     }
 
-    /// Returns what is in a variable, as options are read.
+    /// Returns the value of a variable, in the form in which options are read.
     pub(crate) fn get(&self, variable: &str) -> Result<Option<String>, &'static str> {
         match self.0.get(variable) {
             Some(Ok(value)) => Ok(Some(value.clone())),
@@ -131,7 +131,7 @@ impl Variables {
             let name = match rest.strip_suffix('_') {
                 _ if rest.is_empty() => DEFAULT.to_owned(),
                 Some(name) => name.to_ascii_lowercase(),
-                // Such as `DLOCK_CURL`.
+                // Such as `DLOCK_CURL`, which only ends alike.
                 None => continue,
             };
             let (expected, is_default) = (variable_of(&name), is_same(&name, DEFAULT));
@@ -193,7 +193,7 @@ impl Variables {
     }
 }
 
-/// One error for all that is wrong, if anything is.
+/// Returns one error for all mistakes, if there are any.
 pub(crate) fn none_of(wrong: &[String]) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(invalid(wrong.join("; "))) }
 }

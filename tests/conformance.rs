@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dlock_core::{MAX_LEASE, Memory, Prefixed, Quorum, Result};
+use dlock_core::{MAX_LEASE, Memory, Prefixed, Result};
+use dlock_quorum::Quorum;
 use dlock_testkit::BatchOfOne;
 use dlock_testkit::conformance::{self, Harness};
 

@@ -1,8 +1,14 @@
 //! Locks that scripts carry from step to step: taken here, kept in a file, released elsewhere.
 //!
-//! No process holds the lock between two steps, so that nothing renews it: each step says until when it is kept. A step
-//! takes the lock over, by which the file's old text becomes worthless, and where the lock goes on it writes the next
-//! text, in one step of the file system.
+//! No process holds the lock between two steps, so nothing renews it: each step sets the time for which the lock is
+//! kept. A step takes the lock over, which makes the old text of the file worthless. If the lock goes on, the step then
+//! puts the next text in its place, in one step of the file system.
+//!
+//! ```text
+//! acquire             blank file -> lock granted      -> baton written into it
+//! renew, exec --keep  draft      -> lock taken over   -> draft written, renamed over the file
+//! exec, release                     lock taken over   -> file removed -> lock released
+//! ```
 
 mod file;
 
@@ -24,7 +30,7 @@ use crate::trouble::{LOST, OTHER, Trouble};
 use crate::usage::{KeyAndFile, Waiting};
 use crate::{Program, store};
 
-/// The lease of the short time for which a step holds the lock itself.
+/// The lease of a step that holds the lock itself for a short time.
 const LEASE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Subcommand)]
@@ -98,7 +104,8 @@ pub(crate) struct Period {
     time: Duration,
 }
 
-/// A time for which a lock can be kept: one that cannot is refused before the lock is taken over, which would be lost.
+/// Parses a time for which a lock can be kept. Any other time is refused before the lock is taken over, which would be
+/// lost.
 fn kept_for(text: &str) -> Result<Duration, String> {
     let time = crate::usage::duration(text)?;
     let can_be = (MIN_LEASE..=MAX_LEASE).contains(&time);
@@ -106,7 +113,7 @@ fn kept_for(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u8, Trouble> {
-    // Signals are caught after the reading, which they are to end.
+    // Signals are caught after the file is read: a signal must still end a read that waits for its input.
     match task {
         BatonTask::Show { file } => show(file, as_json),
         BatonTask::Acquire { place, waiting, period } => {
@@ -114,6 +121,7 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
             let wait = waiting.get().unwrap_or(WAIT);
             let locks = open(url).await?;
             let acquire = async {
+                // The file before the lock: a path that cannot be written must not cost the wait.
                 let draft = Draft::new(&file)?;
                 let guard = locks.lock(&key).with_lease(LEASE).with_wait(wait).acquire().await?;
                 let baton = keep(&locks, guard, period.time, draft).await?;
@@ -126,6 +134,7 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
             let kept = Kept::read(file)?;
             let locks = open(url).await?;
             let renew = async {
+                // As in `exec`: made before the take-over, which makes the old text worthless.
                 let draft = Draft::beside(&kept)?;
                 let guard = take_over(&locks, &kept, LEASE).await?;
                 let baton = keep(&locks, guard, period.time, draft).await.inspect_err(|_| kept.remove())?;
@@ -139,12 +148,14 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
             let locks = open(url).await?;
             let release = async {
                 let guard = take_over(&locks, &kept, LEASE).await?;
+                // The file goes first: its baton is worthless since the take-over, whatever becomes of the release.
                 kept.remove();
                 Ok(guard.release().await?)
             };
             attended(&locks, SHUTDOWN, release).await
         }
         BatonTask::Exec { keep: time, lease, file, program } => {
+            // A baton on standard output would be mixed with what the command writes.
             if time.is_some() && is_standard(&file) {
                 return Err(Trouble::usage("the standard output is the command's: --keep needs a file"));
             }
@@ -157,7 +168,7 @@ pub(crate) async fn baton(url: &str, task: BatonTask, as_json: bool) -> Result<u
     }
 }
 
-/// Says what stands in a file.
+/// Prints the key and the time of the baton in a file.
 pub(crate) fn show(file: PathBuf, as_json: bool) -> Result<u8, Trouble> {
     let baton = Kept::read(file)?.baton;
     print(as_json, &document(&baton), &until(&baton))?;
@@ -170,7 +181,7 @@ async fn open(url: &str) -> Result<Locks, Trouble> {
     Ok(locks)
 }
 
-/// Does the work, unless a signal ends it. The lock is then released, or kept and its file written.
+/// Does the work, unless a signal ends it. The lock is then released, or kept with its file written.
 async fn attended(
     locks: &Locks,
     patience: Duration,
@@ -191,8 +202,8 @@ async fn attended(
     }
 }
 
-/// Does the work. After a signal that asks to end it may still take so long, since a take-over that is dropped midway
-/// costs the lock; then it is dropped. Returns the exit code of the signal, if one came.
+/// Does the work. After a signal that asks to end, the work may take `patience` longer, since a take-over that is
+/// dropped midway costs the lock; then it is dropped. Returns the exit code of the signal, if one came.
 async fn unless_ended<T>(
     signals: &mut Signals,
     patience: Duration,
@@ -203,6 +214,7 @@ async fn unless_ended<T>(
         biased;
         done = &mut work => (Some(done), None),
         signal = signals.end() => {
+            // A release or a take-over that is under way is better finished than dropped.
             let done = timeout(patience, work).await.ok();
             if done.is_none() && !patience.is_zero() {
                 warn("the store does not answer; if the lock was taken over, it is released, and its file worthless");
@@ -212,19 +224,20 @@ async fn unless_ended<T>(
     }
 }
 
-/// Takes the lock over from the file, as it was held: alone, or as a reader's share or permits of a service.
+/// Takes the lock over from the file, in the mode in which it was held: exclusive, or as a reader's share or permits of
+/// a service.
 async fn take_over(locks: &Locks, kept: &Kept, lease: Duration) -> Result<Guard, Trouble> {
     let taken = locks.from_baton(&kept.baton)?.with_lease(lease).acquire().await;
     taken.map_err(|error| match error.kind() {
         ErrorKind::NotHeld => {
-            // It may as well be the baton of another server.
+            // The baton may be that of another server, and still valid there.
             Trouble::new(LOST, format!("{error}; {} was left as it is", kept.file.display()))
         }
         _ => error.into(),
     })
 }
 
-/// Runs the command under the lock, which is then kept on for `time`, or released.
+/// Runs the command under the lock, which is then kept for `time`, or released.
 async fn exec(
     locks: &Locks,
     kept: &Kept,
@@ -233,6 +246,7 @@ async fn exec(
     program: &Program,
 ) -> Result<u8, Trouble> {
     let mut signals = Signals::catch()?;
+    // The draft is made before the take-over: a directory that cannot be written must not cost the lock.
     let draft = time.map(|time| Ok::<_, Trouble>((time, Draft::beside(kept)?))).transpose()?;
     let guard = match unless_ended(&mut signals, SHUTDOWN, take_over(locks, kept, lease)).await {
         (Some(guard), None) => Ok(guard?),
@@ -250,7 +264,7 @@ async fn exec(
         }
         Err((guard, code)) => (guard, Ok(code)),
     };
-    // The command may have given that code by itself.
+    // The command itself may have ended with that code.
     let says_lost = outcome.as_ref().map_or_else(Trouble::code, |code| *code) == LOST;
     let ended = match draft {
         _ if says_lost && guard.check().is_err() => {
@@ -268,7 +282,7 @@ async fn exec(
     };
     let Err(trouble) = ended else { return outcome };
     match outcome {
-        // Another one may have had it while the command ran.
+        // Another process may have held the lock while the command ran.
         Ok(_) if trouble.code() == LOST => Err(trouble),
         Ok(0) if time.is_some() => Err(trouble),
         outcome => {
@@ -278,11 +292,11 @@ async fn exec(
     }
 }
 
-/// Hands the lock over to whoever has the file.
+/// Hands the lock over to the bearer of the file.
 async fn keep(locks: &Locks, guard: Guard, time: Duration, draft: Draft<'_>) -> Result<Baton, Trouble> {
     let baton = guard.hand_over().for_at_most(time).await?;
     let Err(error) = draft.write(&baton) else { return Ok(baton) };
-    // Nobody has it.
+    // No process can read the baton. The lock is taken back, so as to be released.
     let ended = match locks.take_over(&baton).await {
         Ok(guard) => guard.release().await,
         Err(error) => Err(error),
@@ -316,7 +330,7 @@ fn document(baton: &Baton) -> Value {
     })
 }
 
-/// Says until when it is kept.
+/// Returns the text that says until when the lock is kept.
 fn until(baton: &Baton) -> String {
     let left = baton.until().duration_since(SystemTime::now()).unwrap_or_default();
     let (key, until) = (printable(baton.key()), humantime::format_rfc3339_seconds(baton.until()));

@@ -1,4 +1,4 @@
-//! Whether the backend answers, and what about it endangers locks.
+//! Checking that the backend answers, and what about it endangers locks.
 
 use std::cmp::Reverse;
 use std::io::{Write, stdout};
@@ -12,7 +12,7 @@ use crate::report::print;
 use crate::show::{self, printable};
 use crate::trouble::{DANGER, Trouble, seen};
 
-/// Asks once.
+/// Asks the backend once, and prints the time that it took.
 pub(crate) async fn ping(locks: &Locks, json: bool) -> Result<u8, Trouble> {
     let asked = Instant::now();
     locks.ping().await?;
@@ -23,7 +23,7 @@ pub(crate) async fn ping(locks: &Locks, json: bool) -> Result<u8, Trouble> {
     Ok(0)
 }
 
-/// Shows what was looked at, the worst first.
+/// Prints the findings, the worst first.
 pub(crate) async fn doctor(locks: &Locks, json: bool) -> Result<u8, Trouble> {
     locks.ping().await?;
     let mut findings = locks.diagnose().await?;
@@ -54,7 +54,7 @@ pub(crate) async fn doctor(locks: &Locks, json: bool) -> Result<u8, Trouble> {
             let mut all = findings.iter().peekable();
             while let Some(Finding { subject, severity, found, advice, .. }) = all.next() {
                 writeln!(out, "{:<8} {subject}: {}", severity.as_str(), printable(found))?;
-                // The nodes of a quorum need it once.
+                // Several nodes of a quorum need the same advice only once.
                 let is_said_next = all.peek().is_some_and(|next| next.advice == *advice);
                 if !advice.is_empty() && !is_said_next {
                     writeln!(out, "         {advice}")?;

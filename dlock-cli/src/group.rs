@@ -1,4 +1,4 @@
-//! The command's process, with what it starts.
+//! The process of the command, with all that it starts.
 
 use std::fs::File;
 use std::io;
@@ -15,9 +15,10 @@ use crate::sweep::{Remains, Sweep};
 
 /// A command that runs.
 ///
-/// Where there is a terminal it stays in the group of this program, which is one job to a shell: in the foreground it
-/// reads from the terminal, which sends it what is typed, and one that reads in the background is stopped with this
-/// program, which the shell sees. Otherwise it leads a group of its own.
+/// Where there is a terminal, the command stays in the process group of this program, which is one job to a shell. In
+/// the foreground the command reads from the terminal, which sends it the signals that are typed. In the background, a
+/// command that reads is stopped together with this program, which the shell sees. Without a terminal the command leads
+/// a group of its own.
 #[derive(Debug)]
 pub(crate) struct Group {
     child: Child,
@@ -36,12 +37,12 @@ impl Group {
         Ok(Self { child, members: Members::new(Some(pid), leads, mark) })
     }
 
-    /// Passes on a signal that this process was sent.
+    /// Passes on a signal that was sent to this process.
     pub(crate) fn pass_on(&self, signal: Signal) {
-        // What is typed at the terminal went to the command already.
+        // The terminal has sent what is typed to the command already.
         if self.members.all || !matches!(signal, Signal::INT | Signal::QUIT) || !in_foreground() {
             self.members.send_group(signal);
-            // One that was stopped cannot end.
+            // A process that was stopped cannot end.
             if ends(signal) {
                 self.members.send_group(Signal::CONT);
             }
@@ -53,7 +54,7 @@ impl Group {
         self.members.send_all(signal);
     }
 
-    /// The end of the command itself.
+    /// Waits for the end of the command itself.
     ///
     /// # Cancel safety
     ///
@@ -62,7 +63,7 @@ impl Group {
         self.child.wait().await
     }
 
-    /// Ends what the command has left behind, by force from `limit` on.
+    /// Ends the processes that the command has left behind, by force from `limit` on.
     pub(crate) async fn sweep(&self, limit: Instant) {
         let (mut sweep, left) = (Sweep::new(limit.into_std()), Remains::of_ended(self.members));
         while let Some(pause) = sweep.round(&left) {
@@ -71,13 +72,13 @@ impl Group {
     }
 }
 
-/// Whether what is typed at the terminal comes to us. Our input does not say it: it may be a pipe while the command
-/// asks the terminal for a password, which stops whoever is not in the foreground.
+/// Is `true` if this process gets what is typed at the terminal. Standard input does not show it: it may be a pipe
+/// while the command asks the terminal for a password, which stops a process that is not in the foreground.
 pub(crate) fn in_foreground() -> bool {
     foreground() == Some(getpgrp())
 }
 
-/// The group in the foreground of our terminal, if there is one.
+/// Returns the group in the foreground of the terminal, if there is one.
 fn foreground() -> Option<Pid> {
     tcgetpgrp(File::open("/dev/tty").ok()?).ok()
 }

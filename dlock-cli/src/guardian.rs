@@ -1,7 +1,16 @@
-//! A process that ends the command when this program was killed.
+//! A second process of this program, which ends the command if the first one is killed.
 //!
-//! It is this program again, and reads from a pipe that only the first one writes: when that one dies, by whatever
-//! signal, the pipe ends without the word that all is done.
+//! The guardian reads from a pipe that only the first process writes. If that process dies, by whatever signal, the
+//! pipe ends without [`DONE`].
+//!
+//! ```text
+//! first process               guardian
+//! "<mark> <grace in ms>\n" -> finds the command, and what it starts, by the mark
+//! "<pid> <is a group>\n"   -> knows the process of the command
+//! ASKED                    -> the command has had its grace
+//! DONE                     -> ends, and touches nothing
+//! end of the pipe          -> sends TERM and CONT to all, and KILL after the grace
+//! ```
 
 use std::io::{self, BufRead, Read, Write};
 use std::path::PathBuf;
@@ -18,18 +27,18 @@ use crate::sweep::{Remains, Sweep};
 /// The command under which this program is the guardian.
 pub(crate) const NAME: &str = "guard-a-command";
 
-/// The command was asked to end.
-const TOLD: u8 = b't';
-/// The command has ended.
+/// Says that the command was asked to end.
+const ASKED: u8 = b't';
+/// Says that the command has ended.
 const DONE: u8 = b'd';
 
-/// The guardian of a command. When it is dropped before that is [done](Self::done), the command is ended.
+/// The guardian of a command. Dropped before it is [done](Self::done), it ends the command.
 #[derive(Debug)]
 pub(crate) struct Guardian(ChildStdin);
 
 impl Guardian {
-    /// Starts it, in a group of its own: what is typed at a terminal is not for it. It knows the command by its mark
-    /// before that has a process.
+    /// Starts the guardian, in a group of its own: signals that are typed at a terminal are not for it. It knows the
+    /// command by its mark before the command has a process.
     pub(crate) fn start(mark: u64, grace: Duration) -> io::Result<Self> {
         use std::os::unix::process::CommandExt;
 
@@ -42,33 +51,33 @@ impl Guardian {
         Ok(Self(input))
     }
 
-    /// Says which process the command is.
+    /// Sends the process of the command to the guardian.
     pub(crate) fn guard(&mut self, members: Members) -> io::Result<()> {
         self.0.write_all(format!("{}\n", members.line()).as_bytes())
     }
 
-    /// Says that the command was asked to end: from now on it has had its time.
-    pub(crate) fn told(&mut self) {
-        let _ = self.0.write_all(&[TOLD]);
+    /// Reports that the command was asked to end: from now on it has had its time.
+    pub(crate) fn asked(&mut self) {
+        let _ = self.0.write_all(&[ASKED]);
     }
 
-    /// Says that the command has ended.
+    /// Reports that the command has ended.
     pub(crate) fn done(mut self) {
         let _ = self.0.write_all(&[DONE]);
     }
 }
 
-/// This program, also when its file was replaced or removed meanwhile.
+/// Returns the path of this program, also if its file was replaced or removed meanwhile.
 fn ourselves() -> io::Result<PathBuf> {
     let here = std::env::current_exe()?;
     let running = PathBuf::from("/proc/self/exe");
     Ok(if !here.exists() && running.exists() { running } else { here })
 }
 
-/// Is the guardian.
+/// Runs this process as the guardian.
 pub(crate) fn be() -> io::Result<()> {
-    // A signal to all processes, as a service manager sends it, does not end the guardian: the end of the first process
-    // does.
+    // A signal to all processes, as a service manager sends it, must not end the guardian. Only the end of the first
+    // process does.
     let _caught = Signals::catch()?;
     let mut input = io::stdin().lock();
     let (mut first, mut second) = (String::new(), String::new());
@@ -80,12 +89,12 @@ pub(crate) fn be() -> io::Result<()> {
     for byte in input.bytes() {
         match byte {
             Ok(DONE) => return Ok(()),
-            Ok(TOLD) => grace = Duration::ZERO,
+            Ok(ASKED) => grace = Duration::ZERO,
             Ok(_) => {}
             Err(_) => break,
         }
     }
-    // To find all of them, so as to ask them to end, is a part of their time.
+    // The time counts from here: finding all processes, so as to ask them to end, is a part of their grace.
     let limit = Instant::now() + grace;
     members.send_all(Signal::TERM);
     members.send_all(Signal::CONT);

@@ -1,4 +1,4 @@
-//! Who leads.
+//! Showing leaders, and ending their terms.
 
 use std::io::{Write, stdout};
 use std::time::{Duration, SystemTime};
@@ -40,7 +40,7 @@ async fn ls(locks: &Locks, prefix: Option<&str>, json: bool) -> Result<u8, Troub
     Ok(0)
 }
 
-/// Says who leads, at first and after each change.
+/// Prints the leader, at first and after each change.
 async fn watch(locks: &Locks, key: &str, every: Duration, times: u64, json: bool) -> Result<u8, Trouble> {
     let mut changes = locks.election(key).changes().with_interval(every);
     let mut signals = Signals::catch()?;
@@ -55,7 +55,7 @@ async fn watch(locks: &Locks, key: &str, every: Duration, times: u64, json: bool
         let (text, mut document) = match change {
             Ok(Some(leader)) => (format!("{leader} leads"), json!({ "leader": Person::of(leader.holder()) })),
             Ok(None) => ("nobody leads".to_owned(), json!({ "leader": null })),
-            // It is asked again, and an outage is said once; so is a refusal of what was allowed before.
+            // The stream asks again, and reports an outage once, as it does a refusal of what was allowed before.
             Err(error) if error.is_retryable() || answered => {
                 (error.to_string(), json!({ "error": error.to_string() }))
             }
@@ -73,7 +73,7 @@ async fn watch(locks: &Locks, key: &str, every: Duration, times: u64, json: bool
     Ok(0)
 }
 
-/// Shows who leads, asks, and takes the term away that was shown.
+/// Shows the leader, asks the user, and takes away the term that was shown.
 async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, Trouble> {
     let shown = printable(key);
     let report = |resigned: bool, leader: Option<&Holder>, text: &str| {
@@ -103,7 +103,7 @@ async fn resign(locks: &Locks, key: &str, yes: bool, json: bool) -> Result<u8, T
             report(true, Some(leader), &format!("took the term of {shown} away from {leader}"))
         }
         Forced::Free => report(false, Some(leader), &format!("nobody leads {shown}")),
-        // Whoever came since was not shown to anybody, and is not meant.
+        // A leader that came since was not shown to the user, and is not meant.
         _ => {
             let what = format!("{shown} has another leader, or another term, by now; nothing was changed");
             Err(Trouble::new(BUSY, what))

@@ -1,4 +1,4 @@
-//! Who holds what.
+//! Listing locks, and showing one.
 
 use std::io::{Write, stdout};
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use crate::show::{self, Line, Person};
 use crate::trouble::{OTHER, Trouble};
 
-/// What a key is that nobody holds and that stays taken: stores keep all of these alike.
+/// The mode of a key that no process holds and that stays taken: stores keep all of these alike.
 const KEPT: &str = "kept, by a job that ran, by hold_at_least, or for a baton";
 
 /// The locks that are held, or those of them whose keys begin with the prefix that was asked for.
 pub(crate) struct Lines {
     pub(crate) shown: Vec<Line>,
     prefix: Option<String>,
-    /// How many have another prefix.
+    /// The number of locks with another prefix.
     others: usize,
 }
 
@@ -30,7 +30,7 @@ impl Lines {
         document
     }
 
-    /// What to say where no line is shown.
+    /// Returns the text that stands in place of an empty list.
     pub(crate) fn none(&self) -> Option<String> {
         match (&self.prefix, self.others) {
             _ if !self.shown.is_empty() => None,
@@ -55,7 +55,7 @@ pub(crate) async fn ls(locks: &Locks, prefix: Option<&str>, json: bool) -> Resul
     Ok(0)
 }
 
-/// The locks that are held, with the number of those who wait where the backend knows.
+/// Reads the locks that are held, with the number of waiters where the backend knows it.
 pub(crate) async fn lines(locks: &Locks, prefix: Option<&str>) -> Result<Lines, Trouble> {
     let (mut shown, mut others) = (Vec::new(), 0);
     for (key, holder) in locks.holders().await? {
@@ -70,7 +70,7 @@ pub(crate) async fn lines(locks: &Locks, prefix: Option<&str>) -> Result<Lines, 
     Ok(Lines { shown, prefix: prefix.map(str::to_owned), others })
 }
 
-/// The key with this hash, among those that are held.
+/// Finds the key with this hash among the locks that are held.
 pub(crate) async fn with_hash(locks: &Locks, hash: &str) -> Result<String, Trouble> {
     let held = locks.holders().await?;
     let found = held.iter().find(|(key, _)| key.hash_shown().eq_ignore_ascii_case(hash));
@@ -80,7 +80,7 @@ pub(crate) async fn with_hash(locks: &Locks, hash: &str) -> Result<String, Troub
     })
 }
 
-/// Everything that is known of one lock.
+/// Prints everything that is known of one lock.
 pub(crate) async fn inspect(locks: &Locks, key: &str, json: bool) -> Result<u8, Trouble> {
     let mut held = locks.occupancy(key).await?;
     held.holders.sort_by_key(|holder| (holder.fence, holder.since));

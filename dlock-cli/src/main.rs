@@ -68,7 +68,7 @@ struct Cli {
     task: Task,
 }
 
-/// The heading of what every command takes.
+/// The help heading of the options that every command has.
 const GLOBAL: &str = "Options of all commands";
 
 #[derive(Debug, Subcommand)]
@@ -335,9 +335,9 @@ struct Release {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    // No command for users: it is in no help and no completion.
+    // The guardian is no command for users: clap does not know it, so it is in no help and no completion.
     if std::env::args_os().nth(1).is_some_and(|word| word == guardian::NAME) {
-        let code = guardian::be().map_or_else(|error| Trouble::from(error).tell(), |()| 0);
+        let code = guardian::be().map_or_else(|error| Trouble::from(error).print(), |()| 0);
         trouble::said();
         return ExitCode::from(code);
     }
@@ -346,7 +346,7 @@ async fn main() -> ExitCode {
         Err(mut error) => {
             let code = if error.use_stderr() { trouble::USAGE } else { 0 };
             usage::advise(&mut error);
-            // A URL in the wrong place is repeated by the error, and may hold a password.
+            // The error repeats a misplaced URL, which may hold a password.
             let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
             let text = error.to_string();
             match trouble::without_urls(&text, arguments) {
@@ -357,13 +357,15 @@ async fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    let code = carry_out(cli).await.unwrap_or_else(Trouble::tell);
+    let code = carry_out(cli).await.unwrap_or_else(Trouble::print);
     trouble::said();
     ExitCode::from(code)
 }
 
-/// Reads the command line. A conflict that clap looks for would refuse `--url-file` beside the variable as well, which
-/// an option overrides, and would not see an option before the command together with one behind it.
+/// Reads the command line.
+///
+/// A conflict declared to clap would refuse `--url-file` beside the variable as well, which an option overrides, and
+/// would not see an option before the command together with one behind it.
 fn parse() -> Result<Cli, clap::Error> {
     let cli = Cli::try_parse()?;
     let names_a_store = |argument: &OsString| {
@@ -380,7 +382,7 @@ fn parse() -> Result<Cli, clap::Error> {
 
 async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
     let Cli { locks, url_file, json, task } = cli;
-    // What needs no store.
+    // These commands need no store.
     let task = match task {
         Task::Schema(schema) => return schema::schema(&schema),
         Task::Completions { shell } => return pages::completions(Cli::command(), shell),

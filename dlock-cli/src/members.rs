@@ -1,4 +1,4 @@
-//! Whom signals reach: a command, and all that it started.
+//! The processes that signals reach: a command, and all that it started.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -16,13 +16,13 @@ pub(crate) const MARK: &str = "DLOCK_RUN";
 pub(crate) struct Members {
     /// The command, once it is known.
     pub(crate) pid: Option<Pid>,
-    /// The whole group that the process leads.
+    /// Is `true` if the process leads a group, the whole of which is meant.
     pub(crate) all: bool,
-    /// What stands in the environment of the command, and so of all that it starts.
+    /// The mark in the environment of the command, which all that it starts inherits.
     mark: u64,
 }
 
-/// What is known of a process.
+/// The facts about a process that are needed here.
 struct Process {
     parent: i32,
     group: i32,
@@ -35,12 +35,13 @@ impl Members {
         Self { pid, all, mark }
     }
 
-    /// Draws what tells the processes of one run from those of all others.
+    /// Draws a mark that distinguishes the processes of one run from all others.
     pub(crate) fn draw_mark() -> u64 {
         RandomState::new().hash_one(std::process::id())
     }
 
-    /// The value of [`MARK`]: behind the marks of the runs in which this one takes place, to which it belongs too.
+    /// Returns the value of [`MARK`]: the marks of the runs around this one, to which the command belongs too, and then
+    /// its own.
     pub(crate) fn marked(mark: u64) -> OsString {
         let mut marks = std::env::var_os(MARK).unwrap_or_default();
         if !marks.is_empty() {
@@ -50,7 +51,7 @@ impl Members {
         marks
     }
 
-    /// Reads the [mark](Self::mark_line), and what was [written](Self::line) of the command, if it came so far.
+    /// Parses the [mark](Self::mark_line), and the [line](Self::line) about the command if it was written already.
     pub(crate) fn parse(mark: &str, line: &str) -> Option<Self> {
         let mark = u64::from_str_radix(mark, 16).ok()?;
         let command = line.split_once(' ').and_then(|(pid, all)| {
@@ -60,7 +61,7 @@ impl Members {
         Some(command.map_or(Self::new(None, false, mark), |(pid, all)| Self::new(Some(pid), all, mark)))
     }
 
-    /// The mark, by which they are found also when nothing else is known of them.
+    /// Returns the mark, by which the processes are found even if nothing else is known of them.
     pub(crate) fn mark_line(mark: u64) -> String {
         written(mark)
     }
@@ -69,14 +70,14 @@ impl Members {
         format!("{} {}", self.pid.map_or(0, Pid::as_raw_pid), self.all)
     }
 
-    /// Sends a signal to the group, or the command where it leads none. Those who are gone need none.
+    /// Sends a signal to the group, or to the command if it leads none. Processes that are gone need no signal.
     pub(crate) fn send(self, signal: Signal) {
         if let Some(pid) = self.pid {
             let _ = if self.all { kill_process_group(pid, signal) } else { kill_process(pid, signal) };
         }
     }
 
-    /// Sends a signal to those who would be the command's group if it led one.
+    /// Sends a signal to the processes that would be the command's group if it led one.
     pub(crate) fn send_group(self, signal: Signal) {
         self.send(signal);
         if !self.all {
@@ -94,21 +95,21 @@ impl Members {
         self.send_others(signal);
     }
 
-    /// Sends a signal to what has left the group, or the command that leads none.
+    /// Sends a signal to the [others](Self::others).
     pub(crate) fn send_others(self, signal: Signal) {
         for pid in self.others() {
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Whether the group is there, or the command where it leads none.
+    /// Is `true` if the group exists, or the command if it leads none.
     pub(crate) fn are_there(self) -> bool {
         let test = if self.all { test_kill_process_group } else { test_kill_process };
         self.pid.is_some_and(|pid| test(pid).is_ok())
     }
 
-    /// The processes that have left the group, or that the command without a group of its own has started: those with
-    /// the mark, and what they have started. Where the system has no `/proc` there are none.
+    /// Returns the processes that have left the group, or that a command without a group of its own has started: those
+    /// with the mark, and what they have started. Without `/proc` there are none.
     pub(crate) fn others(self) -> Vec<Pid> {
         self.others_of(&processes()).filter_map(Pid::from_raw).collect()
     }
@@ -119,6 +120,7 @@ impl Members {
             |process: &Process| process.marks.split(|byte| *byte == b':').any(|one| one == mark.as_bytes());
         let mut found: BTreeSet<i32> =
             processes.iter().filter(|(_, process)| is_marked(process)).map(|(pid, _)| *pid).collect();
+        // A process may clear its environment, and lose the mark. Its parent still shows where it belongs.
         loop {
             let before = found.len();
             let children = processes.iter().filter(|(_, process)| found.contains(&process.parent));
@@ -138,18 +140,18 @@ fn written(mark: u64) -> String {
     format!("{mark:016x}")
 }
 
-/// All processes that live.
+/// Reads all processes that are alive.
 fn processes() -> BTreeMap<i32, Process> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
     let known = entries.flatten().filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
-        // Its name, in parentheses, is whatever it likes.
+        // The name of a process stands in parentheses, and may itself hold any of these characters.
         let stat = std::fs::read(entry.path().join("stat")).ok()?;
         let stat = String::from_utf8_lossy(&stat).into_owned();
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let is_alive = !matches!(fields.next()?, "Z" | "X");
         let (parent, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-        // That of another user cannot be read.
+        // The environment of another user's process cannot be read.
         let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
         let value =
             |variable: &[u8]| Some(variable.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=")?.to_vec());

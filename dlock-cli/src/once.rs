@@ -1,4 +1,4 @@
-//! A command that runs once in a window, over all hosts.
+//! Running a command once in a window, over all hosts.
 
 use std::pin::pin;
 use std::time::{Duration, SystemTime};
@@ -40,7 +40,7 @@ enum Then {
     Skip,
 }
 
-/// Why the job is not done: the command failed, or dlock did.
+/// The reason why a job is not done: the command failed, or dlock did.
 enum Undone {
     Command,
     Dlock(Error),
@@ -52,7 +52,7 @@ impl From<Error> for Undone {
     }
 }
 
-/// Runs the command if nobody did in this window.
+/// Runs the command, unless it ran in this window already.
 pub(crate) async fn once(locks: &Locks, key: &str, run: &Run, window: Duration) -> Result<u8, Trouble> {
     let options = &run.window;
     if options.on_crash == Then::Skip && !(MIN_LEASE..=MAX_LEASE).contains(&window) {
@@ -89,7 +89,7 @@ pub(crate) async fn once(locks: &Locks, key: &str, run: &Run, window: Duration) 
             let (outcome, code) = tokio::join!(job, command);
             match outcome {
                 Ok(outcome) => Ok((outcome, code)),
-                // What became of the command says more: it failed, or was stopped since the lock was lost.
+                // The outcome of the command says more: it failed, or was stopped since the lock was lost.
                 Err(_) if !matches!(code, Ok(0)) => Ok((Outcome::Ran(()), code)),
                 Err(undone) => Err(undone),
             }
@@ -119,7 +119,7 @@ pub(crate) async fn once(locks: &Locks, key: &str, run: &Run, window: Duration) 
     }
 }
 
-/// Says who ran it, and when.
+/// Returns the text that says which process ran the command, and at what time.
 fn skipped(key: &str, by: &Holder) -> String {
     let who = match &by.label {
         Some(label) => format!("{} ({})", place(by), printable(label)),

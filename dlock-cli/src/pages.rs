@@ -1,4 +1,4 @@
-//! What a shell completes, and the pages of the manual.
+//! Completions for shells, and the pages of the manual.
 
 use std::io::{Write, stdout};
 use std::path::Path;
@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use crate::trouble::Trouble;
 
-/// Prints what a shell reads to complete commands and options.
+/// Prints the script by which a shell completes commands and options.
 pub(crate) fn completions(mut program: Command, shell: Shell) -> Result<u8, Trouble> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut program, "dlock", &mut script);

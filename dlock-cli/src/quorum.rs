@@ -12,13 +12,13 @@ use crate::show::{self, Person, printable, short};
 use crate::store;
 use crate::trouble::{DANGER, Trouble, seen};
 
-/// How often to look whether the last lock is released.
+/// The pause between two looks at whether the last lock is released.
 const LOOKING: Duration = Duration::from_millis(250);
 
 pub(crate) async fn quorum(url: &str, task: QuorumTask, json: bool) -> Result<u8, Trouble> {
     let members = || dlock::quorum_from_url(url);
     match task {
-        // Nodes that are away are what is to be seen.
+        // Nodes that are away are to be shown, and must not be an error when the URL is opened.
         QuorumTask::Show => show(&dlock::quorum_from_url(&lazily(url)).await?, json).await,
         QuorumTask::Bootstrap { force, .. } => bootstrap(&members().await?, force, json).await,
         QuorumTask::Change { to, to_file, force } => {
@@ -32,7 +32,7 @@ pub(crate) async fn quorum(url: &str, task: QuorumTask, json: bool) -> Result<u8
     }
 }
 
-/// The URL with `connect=lazy`, once: a parameter that is there twice is refused.
+/// Returns the URL with `connect=lazy`, once: a parameter that is there twice is refused.
 fn lazily(url: &str) -> String {
     let query = url.rsplit_once('|').and_then(|(_, last)| last.strip_prefix('?'));
     match query {
@@ -44,7 +44,7 @@ fn lazily(url: &str) -> String {
     }
 }
 
-/// What a mark is in one word.
+/// Returns a mark as one word.
 const fn word(mark: &NodeMark) -> &'static str {
     match mark {
         NodeMark::Durable => "durable",
@@ -58,7 +58,7 @@ const fn word(mark: &NodeMark) -> &'static str {
     }
 }
 
-/// The exit code is that of danger when no majority votes.
+/// Prints the mark of each node. The exit code is [`DANGER`] if no majority votes.
 async fn show(quorum: &Quorum, json: bool) -> Result<u8, Trouble> {
     let marks = quorum.marks().await;
     let (count, voting) = (marks.len(), marks.iter().flatten().filter(|mark| mark.votes()).count());
@@ -98,7 +98,7 @@ async fn bootstrap(quorum: &Quorum, force: bool, json: bool) -> Result<u8, Troub
     }
 }
 
-/// Does what was refused, and says over what.
+/// Sets up the quorum although that was refused, and reports why it was.
 async fn forced(quorum: &Quorum, refused: &dlock::Error, json: bool) -> Result<u8, Trouble> {
     Ok(report(&quorum.force_bootstrap().await?, Some(refused), json))
 }
@@ -123,7 +123,7 @@ fn report(done: &[NodeSetup], forced_over: Option<&dlock::Error>, json: bool) ->
     changed(json, &document, &lines.join("\n"))
 }
 
-/// The locks because of which it was refused.
+/// Returns the locks because of which the request was refused.
 fn in_use(refused: &dlock::Error) -> Option<&QuorumInUse> {
     std::error::Error::source(refused)?.downcast_ref()
 }
@@ -142,8 +142,8 @@ fn held(in_use: &QuorumInUse) -> Value {
         .collect()
 }
 
-/// Says a step that takes its time, unless a document is wanted. A change that has begun does not end half-way since
-/// nobody reads on.
+/// Prints a step that takes its time, unless a document is wanted. A change that has begun does not end half-way
+/// because its reader is gone.
 fn say(json: bool, text: &str) {
     if !json {
         let mut out = stdout().lock();
@@ -151,9 +151,16 @@ fn say(json: bool, text: &str) {
     }
 }
 
-/// An old client gets no vote from a node that is suspended, and has too few others. What it was granted before, or by
-/// a request that was still under way, is held or given up by its request timeout, which is less than the longest
-/// lease.
+/// Gives the quorum other members.
+///
+/// ```text
+/// suspend all nodes -> wait for the longest lease -> suspend again, look for locks --none--> `to` votes
+///                                                         ^                |
+///                                                         +--some, 250 ms--+
+/// ```
+///
+/// An old client gets no vote from a suspended node, and has too few others. A lock that it was granted before, or by a
+/// request that was still under way, is held or given up by its request timeout, which is less than the longest lease.
 async fn change(from: &Quorum, to: &Quorum, force: bool, json: bool) -> Result<u8, Trouble> {
     let Some(longest) = from.longest_lease().max(to.longest_lease()) else {
         return Err(Trouble::usage(
@@ -178,7 +185,7 @@ async fn change(from: &Quorum, to: &Quorum, force: bool, json: bool) -> Result<u
     tokio::time::sleep(longest).await;
     let mut before = None;
     loop {
-        // A client may have left its mark in the place of one that was evicted or removed by hand.
+        // A client may have left its mark in the place of a suspension that was evicted or removed by hand.
         from.suspend().await?;
         let held = from.remaining().await?;
         let (count, such) = match held.first() {
@@ -200,7 +207,8 @@ async fn change(from: &Quorum, to: &Quorum, force: bool, json: bool) -> Result<u
     }
 }
 
-/// Refuses nodes whose marks are of a third quorum: it would lose its votes, and what it granted is not waited for.
+/// Refuses nodes whose marks are of a third quorum: it would lose its votes, and the locks that it granted are not
+/// waited for.
 async fn are_of(quorums: &[&Quorum]) -> Result<(), Trouble> {
     for (which, quorum) in ["old", "new"].iter().zip(quorums) {
         for (place, mark) in quorum.marks().await.into_iter().enumerate() {

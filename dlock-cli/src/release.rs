@@ -1,4 +1,4 @@
-//! Taking a lock away.
+//! Taking a lock away from its holder.
 
 use dlock::{Fence, Forced, Holder, Locks};
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::report::{changed, confirm};
 use crate::show::{Person, printable};
 use crate::trouble::{BUSY, Trouble};
 
-/// Shows who holds the lock, asks, and takes it away from those who were shown.
+/// Shows the holders, asks the user, and takes the lock away from the holders that were shown.
 pub(crate) async fn release(locks: &Locks, key: &str, release: &Release, json: bool) -> Result<u8, Trouble> {
     let shown = printable(key);
     let nobody = format!("nobody holds {shown}");
@@ -34,7 +34,7 @@ pub(crate) async fn release(locks: &Locks, key: &str, release: &Release, json: b
     match locks.force_release_of(key, &holders).await? {
         Forced::Released => Ok(report(json, key, true, &holders, &format!("released {shown}, {held}"))),
         Forced::Free => Ok(report(json, key, false, &holders, &nobody)),
-        // Whoever came since was not shown to anybody, and is not meant.
+        // A holder that came since was not shown to the user, and is not meant.
         _ => {
             let mut now = locks.occupancy(key).await?.holders;
             now.retain(|now| !holders.iter().any(|shown| shown.is_same_hold(now)));
@@ -45,12 +45,12 @@ pub(crate) async fn release(locks: &Locks, key: &str, release: &Release, json: b
     }
 }
 
-/// By whom it is held, or was last.
+/// Returns the text that names the holders, or the last one.
 fn said<'a>(holders: impl IntoIterator<Item = &'a Holder>) -> String {
     let by = |holder: &Holder| match (holder.left_behind, holder.first_in_line) {
         (true, _) => {
             let mut last = holder.clone();
-            // How long the key is kept is no news of its last holder.
+            // The time for which the key is kept is no news of its last holder.
             (last.left_behind, last.expires_in, last.since) = (false, None, None);
             format!("kept, last held by {last}")
         }
@@ -82,7 +82,7 @@ pub(crate) mod tests {
     /// Passes the lock on when it is about to be taken away.
     pub(crate) struct PassesOn<B: Backend + Clone>(pub(crate) B, pub(crate) Mutex<Vec<Passed>>);
 
-    /// What holds the lock, and what takes it next.
+    /// A step that passes the lock on to another holder.
     pub(crate) type Passed = Box<dyn FnOnce() -> BoxedFuture<'static, ()> + Send>;
 
     impl<B: Backend + Clone> Backend for PassesOn<B> {

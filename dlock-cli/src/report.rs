@@ -1,4 +1,4 @@
-//! What a command prints of a change, and the question before it.
+//! Printing of a change, and the question before it.
 
 use std::io::{self, Write, stderr, stdin, stdout};
 
@@ -14,7 +14,7 @@ pub(crate) fn print(as_json: bool, document: &impl Serialize, text: &str) -> io:
 }
 
 /// Prints what was changed on a server. The exit code says that the change is made, which an output that cannot be
-/// written does not undo: then standard error has the text.
+/// written does not undo: standard error then has the text.
 pub(crate) fn changed(as_json: bool, document: &impl Serialize, text: &str) -> u8 {
     if let Err(error) = seen(print(as_json, document, text)) {
         trouble::say(&format!("standard output cannot be written: {error}; it was: {text}"));
@@ -22,8 +22,8 @@ pub(crate) fn changed(as_json: bool, document: &impl Serialize, text: &str) -> u
     0
 }
 
-/// Asks the question on standard error. Without a yes, and also when the question or the answer is lost, the command
-/// ends with an exit code other than 0.
+/// Asks the question on standard error. Without a yes, also if the question or the answer is lost, the command ends
+/// with an exit code other than 0.
 pub(crate) fn confirm(question: &str, without_yes: &str) -> Result<(), Trouble> {
     let mut answer = String::new();
     let asked = stderr().write_all(question.as_bytes()).and_then(|()| stdin().read_line(&mut answer));

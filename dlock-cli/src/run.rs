@@ -1,4 +1,16 @@
-//! A command under a lock.
+//! Running a command under a lock.
+//!
+//! ```text
+//! running --ended------------------------------------> its exit code; 79 if the lock was lost meanwhile
+//!    |
+//!    | lock lost, or only `reserve` left of its lease
+//!    v
+//! asked to end (TERM, CONT) --ended--> swept --------> 79
+//!    |                                  ^
+//!    | deadline                         |
+//!    v                                  |
+//! killed (KILL) ------------------------+
+//! ```
 
 use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
@@ -17,15 +29,15 @@ use crate::signals::{Signals, exit_code, stop};
 use crate::trouble::{BUSY, CANNOT_EXECUTE, LOST, NO_SUCH_COMMAND, Trouble};
 use crate::{Program, Run, store, trouble};
 
-/// How long to wait for the lock, unless it is said.
+/// The time to wait for the lock, unless the command line says another.
 pub(crate) const WAIT: Wait = Wait::For(Duration::from_secs(30));
-/// How long to wait for what is left to be released.
+/// The time to wait for the release of what is left.
 pub(crate) const SHUTDOWN: Duration = Duration::from_secs(5);
 
-/// How often to look whether a lock was renewed.
+/// The pause between two looks at whether a lock was renewed.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What it takes to find and kill all that a command has started, before the lease ends.
+/// The time that it takes to find and kill all that a command has started, before the lease ends.
 const KILLING: Duration = Duration::from_millis(100);
 
 /// Takes the lock, runs the command, releases the lock.
@@ -34,7 +46,7 @@ pub(crate) async fn run(locks: &Locks, key: &str, run: &Run) -> Result<u8, Troub
     let taken = tokio::select! {
         taken = acquire(locks, key, run) => taken,
         signal = signals.end() => {
-            // Whatever was asked for is withdrawn.
+            // The request may have been granted already: it is withdrawn.
             let _ = locks.shutdown(SHUTDOWN).await;
             return Ok(exit_code(signal.as_raw()));
         }
@@ -52,10 +64,11 @@ pub(crate) async fn run(locks: &Locks, key: &str, run: &Run) -> Result<u8, Troub
         Ok(()) => {}
         Err(_) if was_lost => {}
         Err(error) => {
-            // Somebody else may have had it while the command ran.
+            // Another process may have held the lock while the command ran.
             if error.kind() == Kind::NotHeld && outcome.is_ok() {
                 outcome = Ok(LOST);
             }
+            // A failed release is a warning: the command has run, and its exit code says more.
             warn(&error.to_string());
         }
     }
@@ -63,7 +76,8 @@ pub(crate) async fn run(locks: &Locks, key: &str, run: &Run) -> Result<u8, Troub
     outcome
 }
 
-/// Another command that runs is no failure where that was said: it has an exit code of its own, and may be kept quiet.
+/// Returns the error of a command that does not run. That another command runs is no failure where the options say so:
+/// it has an exit code of its own, and may be kept quiet.
 fn not_run(run: &Run, error: dlock::Error) -> Trouble {
     if !error.is_busy() {
         return error.into();
@@ -72,7 +86,7 @@ fn not_run(run: &Run, error: dlock::Error) -> Trouble {
     Trouble::new(run.skip_code.unwrap_or(BUSY), what)
 }
 
-/// Takes the lock in the way that was asked for.
+/// Takes the lock in the way that the options ask for.
 async fn acquire(locks: &Locks, key: &str, run: &Run) -> dlock::Result<Guard> {
     let wait = run.waiting.get().unwrap_or(WAIT);
     if let Some(permits) = run.permits {
@@ -83,15 +97,18 @@ async fn acquire(locks: &Locks, key: &str, run: &Run) -> dlock::Result<Guard> {
     if run.read { lock.read().acquire().await } else { lock.acquire().await }
 }
 
-/// Runs the command for as long as the lock is held. It is asked to end so early that it is dead before the lock can be
-/// somebody else's.
+/// Runs the command for as long as the lock is held. The command is asked to end early enough to be dead before another
+/// process can have the lock.
 pub(crate) async fn under(held: &Held, run: &Program, signals: &mut Signals) -> Result<u8, Trouble> {
-    // The backend confirms the lock in the first third of that time, and is asked again in the second.
+    // The backend confirms the lock in the first third of that time, and is asked again in the second. The last third
+    // is for ending the command.
     let most = held.trusted_for().map_or(Duration::MAX, |trusted| trusted / 3);
     let (grace, reserve) = (run.grace.min(most), run.grace.max(KILLING).min(most));
     let no_guardian = |error| {
         Trouble::new(trouble::OTHER, format!("no process can be started beside the command: {error}"))
     };
+    // The guardian comes before the command. Killed between the two starts, this process still leaves a guardian that
+    // finds the command by its mark. The lock is checked after that, directly before the start.
     let mark = Members::draw_mark();
     let mut guardian = Guardian::start(mark, grace).map_err(no_guardian)?;
     if let Some(code) = keeps_from_starting(held, reserve, signals).await? {
@@ -99,7 +116,7 @@ pub(crate) async fn under(held: &Held, run: &Program, signals: &mut Signals) -> 
     }
     let mut group = start(held, run, mark)?;
     guardian.guard(group.members).map_err(no_guardian)?;
-    // Once it was asked to end: when the command is killed.
+    // The time at which the command is killed, once it was asked to end.
     let mut deadline: Option<Instant> = None;
     let status = loop {
         tokio::select! {
@@ -118,7 +135,7 @@ pub(crate) async fn under(held: &Held, run: &Program, signals: &mut Signals) -> 
             }
             signal = signals.next() => match signal {
                 Signal::TSTP => {
-                    // The command does not go on alone, without anybody who renews the lock.
+                    // The command must not go on while this process is stopped and does not renew the lock.
                     group.send_all(Signal::STOP);
                     stop();
                     if !is_lost(held) {
@@ -129,6 +146,7 @@ pub(crate) async fn under(held: &Held, run: &Program, signals: &mut Signals) -> 
             },
         }
     };
+    // The command has ended, but what it started may not have. The rest gets the same deadline.
     if let Some(deadline) = deadline {
         group.sweep(deadline).await;
     }
@@ -143,8 +161,8 @@ pub(crate) async fn under(held: &Held, run: &Program, signals: &mut Signals) -> 
     }
 }
 
-/// Looks directly before the command is started: this process may have stood still meanwhile. Returns the exit code of
-/// a signal that came first.
+/// Checks the lock directly before the command is started: this process may have stood still meanwhile. Returns the
+/// exit code of a signal that came first.
 async fn keeps_from_starting(
     held: &Held,
     reserve: Duration,
@@ -160,23 +178,23 @@ async fn keeps_from_starting(
     }
 }
 
-/// Tells the command to end. Returns when it is killed.
+/// Asks the command to end. Returns the time at which it is killed.
 fn end(group: &Group, guardian: &mut Guardian, why: &str, grace: Duration) -> Instant {
     let now = Instant::now();
-    guardian.told();
+    guardian.asked();
     group.send_all(Signal::TERM);
-    // One that was stopped cannot end.
+    // A process that was stopped cannot end.
     group.send_all(Signal::CONT);
     warn(&format!("{why}; the command is stopped"));
     now + grace
 }
 
-/// How long a command may take of what is left of its lock: without the time to kill it.
+/// Returns the part of the remaining lease that a command gets to end. The rest is the time to kill it.
 fn until_killed(left: Duration) -> Duration {
     (left * 9 / 10).min(left.saturating_sub(KILLING)).max(left * 2 / 3)
 }
 
-/// Whether the lock was lost. While it is only suspect nobody else has it.
+/// Is `true` if the lock was lost. While the lock is only suspect, no other process has it.
 fn is_lost(held: &Held) -> bool {
     held.check().is_err_and(|error| error.kind() != Kind::Suspect)
 }
@@ -185,8 +203,8 @@ fn why_lost(held: &Held) -> String {
     held.check().err().map(|error| error.to_string()).unwrap_or_default()
 }
 
-/// Resolves when more than `reserve` is left of the lock. One that was given to a waiter in line is short until it is
-/// renewed, which is at once.
+/// Resolves when more than `reserve` is left of the lock. A lock that was given to a waiter in line is short until it
+/// is renewed, which is at once.
 async fn has_more(held: &Held, reserve: Duration) {
     while held.remaining().is_some_and(|left| left <= reserve) {
         tokio::time::sleep(LOOK).await;

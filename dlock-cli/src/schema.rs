@@ -36,7 +36,7 @@ enum Database {
 /// Prints the statements that make the table.
 pub(crate) fn schema(schema: &Schema) -> Result<u8, Trouble> {
     let Schema { database, table, functions } = schema;
-    // No server is asked.
+    // The options only make the statements: no server is asked.
     let text = match database {
         Database::Postgres => {
             let options = PostgresOptions::from_url("postgres://localhost")?.with_table(table)?;
@@ -55,13 +55,13 @@ pub(crate) fn schema(schema: &Schema) -> Result<u8, Trouble> {
     Ok(0)
 }
 
-/// As the command line clients of MariaDB and MySQL take procedures.
+/// Formats procedures for the command line clients of MariaDB and MySQL.
 fn for_the_client(procedures: &[String]) -> String {
     let all: String = procedures.iter().map(|procedure| format!("{procedure} //\n")).collect();
     format!("DELIMITER //\n{all}DELIMITER ;\n")
 }
 
-/// Makes the table where it is missing, and says whether it was.
+/// Makes the table if it is missing, and prints whether it was.
 pub(crate) async fn migrate(url: &str, json: bool) -> Result<u8, Trouble> {
     let scheme = url.split(':').next().unwrap_or_default();
     if scheme == "quorum" {
@@ -93,7 +93,8 @@ pub(crate) async fn migrate(url: &str, json: bool) -> Result<u8, Trouble> {
     Ok(changed(json, &document, &text))
 }
 
-/// The URL of a database with or without `migrate=true`: a parameter that is there twice is refused.
+/// Returns the URL of a database with or without `migrate=true`. An old one is removed, since a parameter that is there
+/// twice is refused.
 fn migrating(url: &str, makes: bool) -> String {
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let others =

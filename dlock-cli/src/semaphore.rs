@@ -1,4 +1,4 @@
-//! How many permits a semaphore has.
+//! Changing the number of permits of a semaphore.
 
 use dlock::Locks;
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::report::changed;
 use crate::show::printable;
 use crate::trouble::Trouble;
 
-/// Changes the number, and says what it was.
+/// Changes the number of permits, and prints the previous one.
 pub(crate) async fn resize(locks: &Locks, resize: &Resize, json: bool) -> Result<u8, Trouble> {
     let Resize { key, permits } = resize;
     let before = locks.resize_semaphore(key, *permits).await?;

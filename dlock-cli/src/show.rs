@@ -14,21 +14,21 @@ pub(crate) struct Held<'a> {
     key: &'a str,
     #[serde(flatten)]
     holder: Person<'a>,
-    /// How many wait, where the backend knows.
+    /// The number of waiters, where the backend knows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<usize>,
 }
 
-/// A holder or a waiter, as JSON. What is not known is left out.
+/// A holder or a waiter, as JSON. Unknown fields are left out.
 #[derive(Debug, Serialize)]
 pub(crate) struct Person<'a> {
     /// `write`, `read` or `permits`.
     mode: &'static str,
-    /// Nobody holds it: it was released by this one, and stays taken.
+    /// Is `true` if no process holds the lock: this one released it, and the key stays taken.
     left_behind: bool,
-    /// Nobody holds it: this one waits for it, and is first in line.
+    /// Is `true` if no process holds the lock: this one waits for it, and is first in line.
     first_in_line: bool,
-    /// How many permits it has, and how many there are.
+    /// The permits that it has. `permits_of` is how many there are.
     #[serde(skip_serializing_if = "Option::is_none")]
     permits: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,7 @@ pub(crate) struct Person<'a> {
     expires_in_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     trace: Option<&'a str>,
-    /// Which candidate it is, where it leads.
+    /// The id of the candidate, if the holder leads an election.
     #[serde(skip_serializing_if = "Option::is_none")]
     candidate: Option<&'a str>,
 }
@@ -119,7 +119,7 @@ pub(crate) fn table(lines: &[Line]) -> String {
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// Who it is: `pid@host`.
+/// Returns where the holder runs: `pid@host`.
 pub(crate) fn place(holder: &Holder) -> String {
     match (&holder.host, holder.pid) {
         (Some(host), Some(pid)) => format!("{pid}@{}", printable(host)),
@@ -129,7 +129,7 @@ pub(crate) fn place(holder: &Holder) -> String {
     }
 }
 
-/// How it is held, if it is.
+/// Returns the mode in which the lock is held, or why the key is taken although it is not.
 pub(crate) fn mode(holder: &Holder) -> String {
     match (holder.left_behind, holder.first_in_line) {
         (true, _) => until(holder).map_or_else(|| "kept".to_owned(), |until| format!("kept until {until}")),
@@ -138,8 +138,8 @@ pub(crate) fn mode(holder: &Holder) -> String {
     }
 }
 
-/// Until when what nobody holds stays taken, by this machine's clock: to the second, and where what is stored is a time
-/// that can be.
+/// Returns until when a key that no process holds stays taken, by the local clock: to the second, and only if the
+/// stored time is possible.
 pub(crate) fn until(holder: &Holder) -> Option<String> {
     let left = holder.expires_in.filter(|left| {
         (holder.left_behind || holder.first_in_line) && *left < Duration::from_secs(100 * 365 * 86_400)
@@ -147,13 +147,13 @@ pub(crate) fn until(holder: &Holder) -> Option<String> {
     Some(humantime::format_rfc3339_seconds(SystemTime::now() + left).to_string())
 }
 
-/// By this machine's clock, which may differ from the holder's.
+/// Returns the time since the grant, by the local clock, which may differ from the holder's.
 pub(crate) fn held_for(holder: &Holder) -> Option<Duration> {
     let since = holder.since.filter(|_| !holder.left_behind)?;
     SystemTime::now().duration_since(since).ok()
 }
 
-/// A length of time with one or two units.
+/// Formats a length of time with one or two units.
 pub(crate) fn short(length: Duration) -> String {
     let rounded = match length.as_secs() {
         0 => Duration::from_millis(millis(length)),
@@ -164,20 +164,20 @@ pub(crate) fn short(length: Duration) -> String {
     if rounded.is_zero() { "0s".to_owned() } else { humantime::format_duration(rounded).to_string() }
 }
 
-/// Text that others wrote, without what a terminal would obey, or would not show: control characters, those that turn
-/// the direction of writing, those without a width.
+/// Escapes in a text that others wrote what a terminal would obey, or would not show: control characters, characters
+/// that turn the direction of writing, and those without a width.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().flat_map(|c| if is_printable(c) { vec![c] } else { c.escape_default().collect() }).collect()
 }
 
-/// Whether a terminal shows it as it is.
+/// Is `true` if a terminal shows the character as it is.
 pub(crate) fn is_printable(c: char) -> bool {
-    // Behind another one, so that accents are not escaped which combine with it.
+    // Tested behind another character, so that accents which combine with it are not escaped.
     matches!(c, '\'' | '"' | '\\') || format!("a{c}").escape_debug().count() == 2
 }
 
-/// One line of JSON. Characters that a terminal would obey, or would not show, are escaped: the text is the same to who
-/// reads it as JSON.
+/// Returns one line of JSON. Characters that a terminal would obey, or would not show, are escaped: to a JSON parser
+/// the text is the same.
 pub(crate) fn json(document: &impl Serialize) -> io::Result<String> {
     let mut line = Vec::new();
     document.serialize(&mut serde_json::Serializer::with_formatter(&mut line, Escaping))?;
@@ -280,7 +280,7 @@ mod tests {
         (holder.expires_in, holder.left_behind) = (Some(Duration::from_secs(3_600)), true);
         let shown = mode(&holder);
         assert!(shown.starts_with("kept until 2"), "{shown}");
-        // What stands in a store may be anything.
+        // A store may hold anything.
         holder.expires_in = Some(Duration::MAX);
         assert_eq!(mode(&holder), "kept");
         (holder.first_in_line, holder.left_behind) = (true, false);

@@ -1,4 +1,4 @@
-//! The signals that this process is sent.
+//! The signals that are sent to this process.
 
 use std::future::poll_fn;
 use std::io;
@@ -7,7 +7,7 @@ use std::task::Poll;
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::signal::unix::{self, SignalKind};
 
-/// The signals that the command gets too, and whether they end a program that does nothing about them.
+/// The signals that the command gets too, and whether they end a program that does not handle them.
 const KINDS: [(Signal, bool); 7] = [
     (Signal::HUP, true),
     (Signal::INT, true),
@@ -18,17 +18,17 @@ const KINDS: [(Signal, bool); 7] = [
     (Signal::TSTP, false),
 ];
 
-/// Those that have come.
+/// The signals that have come and do not end this process.
 #[derive(Debug)]
 pub(crate) struct Signals {
     caught: Vec<(Signal, unix::Signal)>,
-    /// Where it was to be ignored, nobody would learn how a command ended.
+    /// Keeps `CHLD` from being ignored: otherwise nothing would show how a command ended.
     _children: unix::Signal,
 }
 
 impl Signals {
-    /// From now on they do not end this process. What was to be ignored is left so, as HUP by `nohup`, and INT by a
-    /// script that starts something in the background: the command ignores it too, then.
+    /// Catches the signals: from now on they do not end this process. A signal that is ignored stays so, such as HUP
+    /// after `nohup`, and INT in what a script starts in the background: the command then ignores it too.
     pub(crate) fn catch() -> io::Result<Self> {
         let caught = KINDS.iter().filter(|(signal, _)| !ignores(*signal));
         let streams = caught.map(|(signal, _)| {
@@ -39,7 +39,7 @@ impl Signals {
         Ok(Self { caught, _children: unix::signal(SignalKind::child())? })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|context| {
             for (signal, stream) in &mut self.caught {
@@ -52,7 +52,7 @@ impl Signals {
         .await
     }
 
-    /// The next one that asks to end. One that asks to stop is heeded.
+    /// Waits for the next signal that asks to end. A signal that asks to stop is obeyed meanwhile.
     pub(crate) async fn end(&mut self) -> Signal {
         loop {
             match self.next().await {
@@ -64,17 +64,17 @@ impl Signals {
     }
 }
 
-/// Whether a signal ends a program that does nothing about it.
+/// Is `true` if a signal ends a program that does not handle it.
 pub(crate) fn ends(signal: Signal) -> bool {
     KINDS.contains(&(signal, true))
 }
 
-/// Stops this process until a signal has it go on.
+/// Stops this process until a signal continues it.
 pub(crate) fn stop() {
     let _ = kill_process(getpid(), Signal::STOP);
 }
 
-/// Whether this process ignores a signal. Where the system has no `/proc` it is not known to.
+/// Is `true` if this process ignores a signal. Without `/proc` the result is `false`.
 fn ignores(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -82,7 +82,7 @@ fn ignores(signal: Signal) -> bool {
     mask & (1 << (signal.as_raw() - 1)) != 0
 }
 
-/// What a shell reports of a program that a signal ended.
+/// Returns the code that a shell reports for a program that a signal ended.
 pub(crate) fn exit_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -1,4 +1,4 @@
-//! The locks that the URL names.
+//! The locks that a URL names.
 
 use std::env::VarError;
 use std::fs::File;
@@ -11,18 +11,19 @@ use dlock::{Locks, LocksBuilder};
 
 use crate::trouble::Trouble;
 
-/// A file with a URL has no more bytes, whatever else is in it.
+/// The most bytes of a file with a URL, whatever else is in it.
 const LONGEST_FILE: u64 = 1024 * 1024;
 
-/// What this process calls itself to others.
+/// The label by which other processes see this one.
 const LABEL: &str = "dlock-cli";
 
-/// To take locks; makes a database that is missing.
+/// Opens the locks of a URL to take them. A database that is missing is made.
 pub(crate) async fn open(url: &str) -> Result<Locks, Trouble> {
     build(dlock::from_url(refuse_memory(url)?).await?)
 }
 
-/// To look and to release; makes nothing, so that a mistyped path is not a new and empty store.
+/// Opens the locks of a URL to look and to release. Nothing is made, so that a mistyped path is not a new and empty
+/// store.
 pub(crate) async fn look_into(url: &str) -> Result<Locks, Trouble> {
     let builder = match refuse_memory(url)? {
         url if url.starts_with("sqlite:") => Locks::builder(SqliteOptions::from_url(url)?.open().await?),
@@ -31,7 +32,7 @@ pub(crate) async fn look_into(url: &str) -> Result<Locks, Trouble> {
     build(builder)
 }
 
-/// The first line of a file.
+/// Reads the URL in the first line of a file.
 pub(crate) fn read_url(path: &Path) -> Result<String, Trouble> {
     let shown = path.to_string_lossy();
     if shown.contains("://") || shown.contains('@') && !path.exists() {
@@ -43,14 +44,14 @@ pub(crate) fn read_url(path: &Path) -> Result<String, Trouble> {
     if text.len() as u64 > LONGEST_FILE {
         return Err(Trouble::usage(format!("{shown} is too long for a file with a URL")));
     }
-    // Some editors put a mark of the byte order before everything.
+    // Some editors begin a file with a byte order mark.
     match text.trim_start_matches('\u{feff}').lines().next().map(str::trim) {
         Some(url) if !url.is_empty() => Ok(url.to_owned()),
         _ => Err(Trouble::usage(format!("{shown} has no URL in its first line"))),
     }
 }
 
-/// Leaves the variables with URLs, which may hold passwords, out of the environment of a command: `DLOCK_URL`, and
+/// Removes the variables with URLs, which may hold passwords, from the environment of a command: `DLOCK_URL`, and
 /// `DLOCK_<NAME>_URL` of services with several backends.
 pub(crate) fn hide_urls(command: &mut Command) {
     let names = std::env::vars_os().map(|(name, _)| name);
@@ -70,8 +71,8 @@ fn refuse_memory(url: &str) -> Result<&str, Trouble> {
     Ok(url)
 }
 
-/// With the prefix of services that begin with `dlock::init()` in this environment. Its other options are those of
-/// services: here they are options of the command line.
+/// Builds the locks with the prefix of services that begin with `dlock::init()` in this environment. The other
+/// variables are those of services: here they are options of the command line.
 fn build(builder: LocksBuilder) -> Result<Locks, Trouble> {
     let prefix = |name: &str| match std::env::var(name) {
         Ok(value) if name == "DLOCK_PREFIX" => Ok(Some(value)),

@@ -1,4 +1,10 @@
-//! When to look for what is left of a command, and when to kill it.
+//! The order of looks at what is left of a command, and of kills.
+//!
+//! ```text
+//! known processes  before the limit                       from the limit on, 100 rounds at most
+//! alive            pause of 10 ms, doubled up to 1 s      kill them, look for others, kill these
+//! gone             look for others: done if none is left  look for others, kill them: done if none is left
+//! ```
 
 use std::time::{Duration, Instant};
 
@@ -10,57 +16,57 @@ use crate::members::Members;
 const LOOK: Duration = Duration::from_millis(10);
 /// The longest pause between two looks before the limit.
 const SELDOM: Duration = Duration::from_secs(1);
-/// How often what is killed may start something else meanwhile.
+/// The number of rounds of killing: what is killed may have started something else meanwhile.
 const KILLS: u32 = 100;
 
-/// The end of what a command has left: asked for already, and by force from a limit on.
+/// The end of what a command has left. The processes are asked for it already, and are killed from `limit` on.
 #[derive(Debug)]
 pub(crate) struct Sweep {
     limit: Instant,
     kills: u32,
     pause: Duration,
-    /// Whether those who are known were gone once: what has their process id from then on is another's.
+    /// Is `true` once the known processes were gone: from then on a process with their id is another one.
     gone: bool,
-    /// What the last look through all processes took.
+    /// The time that the last look through all processes took.
     took: Duration,
 }
 
-/// What is left of a command.
+/// The remains of a command.
 pub(crate) trait Left {
-    /// A process that is found only by a look through all.
+    /// A process that only a look through all processes finds.
     type Other;
 
-    /// The current time.
+    /// Returns the current time.
     fn now(&self) -> Instant;
 
-    /// Whether those are there who are known without a look through all processes.
+    /// Is `true` if a process is there that is known without a look through all processes.
     fn are_there(&self) -> bool;
 
-    /// Kills those.
+    /// Kills the known processes.
     fn kill(&self);
 
-    /// The others. There may be many processes to look through.
+    /// Finds the others. There may be many processes to look through.
     fn others(&self) -> Vec<Self::Other>;
 
     /// Kills one of the others.
     fn kill_other(&self, other: Self::Other);
 }
 
-/// What is left of a real command.
+/// The remains of a real command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remains {
     members: Members,
-    /// Whether the process id of the command is still its own, or its group's.
+    /// Is `true` if the process id of the command is still its own, or its group's.
     known: bool,
 }
 
 impl Remains {
-    /// Of a command that was not waited for, or has a group.
+    /// Returns the remains of a command that was not waited for, or has a group.
     pub(crate) const fn of(members: Members) -> Self {
         Self { members, known: true }
     }
 
-    /// Of a command that has ended: its process id may be another's, unless it is its group's.
+    /// Returns the remains of a command that has ended: its process id may be another's, unless it is its group's.
     pub(crate) const fn of_ended(members: Members) -> Self {
         Self { members, known: members.all }
     }
@@ -104,6 +110,7 @@ impl Sweep {
             return self.kill(left);
         }
         if !self.are_there(left) {
+            // A look may take as long as the last one, and must not delay the kill.
             if until_limit < self.took {
                 return Some(until_limit);
             }
@@ -111,12 +118,13 @@ impl Sweep {
                 return None;
             }
         }
+        // Looks take about a fifth of the time at most.
         let pause = self.pause.max(self.took * 4);
         self.pause = (self.pause * 2).min(SELDOM);
         Some(pause.min(self.limit.saturating_duration_since(left.now())))
     }
 
-    /// Kills whoever is known before it looks for others, which takes its time.
+    /// Kills the known processes before it looks for others, which takes time.
     fn kill<L: Left>(&mut self, left: &L) -> Option<Duration> {
         self.kills = self.kills.checked_sub(1)?;
         if self.are_there(left) {

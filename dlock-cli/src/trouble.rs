@@ -1,4 +1,4 @@
-//! Why something did not work, as one line and an exit code.
+//! Errors of this program, as one line and an exit code.
 
 use std::fmt;
 use std::io::{self, Write, stderr};
@@ -44,7 +44,7 @@ pub(crate) const CODES: &str =
 A command that changes something on a server ends with 0 when that is done,
 also when its output cannot be written: standard error then has the output.";
 
-/// What went wrong.
+/// An error that ends the program.
 #[derive(Debug)]
 pub(crate) struct Trouble {
     code: u8,
@@ -64,8 +64,8 @@ impl Trouble {
         self.code
     }
 
-    /// One line to standard error, whatever is in the text.
-    pub(crate) fn tell(self) -> u8 {
+    /// Prints one line to standard error, whatever is in the text, and returns the exit code.
+    pub(crate) fn print(self) -> u8 {
         if !self.what.is_empty() {
             say(&self.what);
         }
@@ -79,9 +79,9 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// Where lines for the thread that writes are sent; `None` where no thread could be started.
+/// The channel to the thread that writes lines; `None` if no thread could be started.
 static WRITER: OnceLock<Option<Sender<Said>>> = OnceLock::new();
-/// How long to wait at the end for whoever reads standard error.
+/// The time to wait at the end for the reader of standard error.
 const READING: Duration = Duration::from_secs(1);
 
 enum Said {
@@ -89,8 +89,8 @@ enum Said {
     All(Sender<()>),
 }
 
-/// Says one line to standard error. Whoever reads that may have gone, which is no failure, or may read no further,
-/// which does not stop this program: it has a command to end.
+/// Prints one line to standard error. A reader that has gone is no failure, and a reader that reads no further does not
+/// stop this program, which has a command to end.
 pub(crate) fn say(what: &str) {
     let line = format!("dlock: {}\n", one_line(what));
     let writer = WRITER.get_or_init(|| {
@@ -103,7 +103,7 @@ pub(crate) fn say(what: &str) {
     }
 }
 
-/// Waits until all that was said is written, if it is read.
+/// Waits until all lines are written, if they are read.
 pub(crate) fn said() {
     if let Some(Some(writer)) = WRITER.get() {
         let (all, written) = channel();
@@ -120,30 +120,30 @@ fn write(said: Said) {
     }
 }
 
-/// Whether a terminal would stop this program for writing to it in the background.
+/// Is `true` if a terminal would stop this program for writing to it in the background.
 fn stops_who_writes() -> bool {
     tcgetattr(stderr()).is_ok_and(|terminal| terminal.local_modes.contains(LocalModes::TOSTOP))
         && !in_foreground()
 }
 
-/// Takes a broken pipe for what it is: whoever reads has seen enough. What was found out stays as it is.
+/// Ignores a broken pipe: its reader has seen enough, and what was found out stays as it is.
 pub(crate) fn seen(written: io::Result<()>) -> io::Result<()> {
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-/// Removes from the text of an error what stands in arguments that may be URLs with a password.
+/// Removes from the text of an error the arguments that may be URLs with a password.
 pub(crate) fn without_urls(text: &str, arguments: impl Iterator<Item = String>) -> String {
     let values = arguments.flat_map(|argument| {
         let value = argument.split_once('=').map(|(_, value)| value.to_owned());
         [Some(argument), value].into_iter().flatten()
     });
     let mut urls: Vec<String> = values.filter(|value| value.contains("://") || value.contains('@')).collect();
-    // A part of one may be another.
+    // A URL may be a part of another one, which has to be replaced first.
     urls.sort_by_key(|url| std::cmp::Reverse(url.len()));
     urls.iter().fold(text.to_owned(), |text, url| text.replace(url, "<URL>"))
 }
 
-/// Without line breaks and without what a terminal would obey.
+/// Returns the text without line breaks and without what a terminal would obey.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect()
 }
@@ -169,7 +169,7 @@ impl From<Error> for Trouble {
 impl From<io::Error> for Trouble {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            // Whoever read our output has seen enough.
+            // The reader of the output has seen enough.
             io::ErrorKind::BrokenPipe => Self::new(0, ""),
             _ => Self::new(OTHER, error.to_string()),
         }

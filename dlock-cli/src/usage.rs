@@ -1,4 +1,4 @@
-//! Arguments that several commands have, and what to write in place of what is refused.
+//! Arguments of several commands, and suggestions in place of what is refused.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn twice(plain: &str) -> Trouble {
     ))
 }
 
-/// How long to wait for a lock.
+/// The time to wait for a lock.
 #[derive(Debug, Args)]
 pub(crate) struct Waiting {
     /// Wait for the lock for so long: a time such as 5s, 0, or `forever` [default: 30s]
@@ -87,8 +87,8 @@ impl Waiting {
     }
 }
 
-/// A time with its unit, as everywhere in dlock: a bare number is refused, since programs differ in what they take it
-/// for.
+/// Parses a time with its unit, as everywhere in dlock. A bare number is refused, since programs differ in the unit
+/// that they assume.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| match text.parse::<u64>() {
         Ok(number) => format!("write a unit: {number}s for seconds, or ms, m, h"),
@@ -104,17 +104,18 @@ pub(crate) fn lease(text: &str) -> Result<Duration, String> {
     within(duration(text)?, MIN_LEASE, MAX_LEASE, "use 50ms to 24h")
 }
 
-/// The pause between two looks: a shorter one would burden the store for nothing that an eye sees.
+/// Parses the pause between two looks. A shorter one would burden the store and show nothing more to an eye.
 pub(crate) fn pause(text: &str) -> Result<Duration, String> {
     within(duration(text)?, Duration::from_millis(10), Duration::from_secs(3600), "use 10ms to 1h")
 }
 
-/// The window of a job.
+/// Parses the window of a job.
 pub(crate) fn window(text: &str) -> Result<Duration, String> {
     within(duration(text)?, Duration::from_millis(1), DAY * 30, "use 1ms to 30days")
 }
 
-/// The begin of keys. A URL in its place would be shown with its password where no key begins with it.
+/// Parses a prefix of keys. A URL in its place is refused: it would be shown with its password where no key begins with
+/// it.
 pub(crate) fn prefix(text: &str) -> Result<String, String> {
     let schemes = ["redis", "rediss", "zk", "postgres", "postgresql", "mysql", "mariadb", "sqlite", "quorum"];
     let is_url = text.contains("://") || text.contains('@');
@@ -141,7 +142,7 @@ fn wait(text: &str) -> Result<Wait, String> {
     }
 }
 
-/// Adds to the error what was probably meant.
+/// Adds to the error a tip about what the user probably meant.
 pub(crate) fn advise(error: &mut clap::Error) {
     let word = |kind| match error.get(kind) {
         Some(ContextValue::String(word)) => Some(word.as_str()),
@@ -154,7 +155,7 @@ pub(crate) fn advise(error: &mut clap::Error) {
             known.or(if is_alike { None } else { Some(OF_ANY) })
         }
         ErrorKind::UnknownArgument if takes_a_command(error) => {
-            // What stands behind `--` is the command, whatever it begins with.
+            // Everything behind `--` is the command, whatever it begins with.
             let tip = "write `--` before the command, as in dlock run KEY -- COMMAND";
             let is_option = word(ContextKind::InvalidArg).is_some_and(|word| word.starts_with('-'));
             if is_option {
@@ -170,7 +171,7 @@ pub(crate) fn advise(error: &mut clap::Error) {
     }
 }
 
-/// Whether the usage of what was called ends with a command.
+/// Is `true` if the usage of the command that was called ends with a command to run.
 fn takes_a_command(error: &clap::Error) -> bool {
     match error.get(ContextKind::Usage) {
         Some(ContextValue::StyledStr(usage)) => usage.to_string().contains("-- COMMAND"),
@@ -178,10 +179,10 @@ fn takes_a_command(error: &clap::Error) -> bool {
     }
 }
 
-/// What to write in place of a command that is nothing like another one.
+/// The suggestion for a command that resembles no other one.
 const OF_ANY: &str = "dlock run KEY -- COMMAND runs a command under a lock; dlock --help lists all commands";
 
-/// What to write in place of a command that other programs have.
+/// Returns the suggestion for a command that other programs have.
 fn in_place_of(word: &str) -> Option<&'static str> {
     match word {
         "lock" | "acquire" | "exec" => Some("dlock run KEY -- COMMAND runs a command under a lock"),

@@ -15,11 +15,11 @@ use crate::show::{self, table};
 use crate::signals::{Signals, ends, stop};
 use crate::trouble::Trouble;
 
-/// Another screen, without a cursor; and back.
+/// The sequence that shows another screen, without a cursor; [`LEAVE`] goes back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// Shows the locks until a signal comes, or `times` were enough. A backend that is away is shown as such and asked
+/// Shows the locks until a signal comes, or `times` looks were taken. A backend that is away is shown as such and asked
 /// again.
 pub(crate) async fn watch(locks: &Locks, watch: &Watch, json: bool) -> Result<u8, Trouble> {
     let mut signals = Signals::catch()?;
@@ -54,7 +54,7 @@ impl Screen {
         Ok(Self { terminal })
     }
 
-    /// Resolves when a signal asks to end. While this program is stopped, the terminal is as it was.
+    /// Resolves when a signal asks to end. While this program is stopped, the terminal is as before.
     async fn leave_at(&self, signals: &mut Signals) {
         loop {
             match signals.next().await {
@@ -101,7 +101,7 @@ impl Screen {
             Err(trouble) => format!("{now}  {trouble}\n"),
         };
         if self.terminal {
-            // A terminal that does not know its size says zero.
+            // A terminal that does not know its size reports zero.
             let size = tcgetwinsize(&out).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
             let (rows, columns) = size.map_or((24, 80), |size| (size.ws_row.into(), size.ws_col.into()));
             write!(out, "\x1b[H{}\x1b[J", fit(&text, rows, columns))?;
@@ -118,7 +118,7 @@ impl Drop for Screen {
     }
 }
 
-/// As much of the text as the screen has room for; the rest of each line is cleared.
+/// Returns as much of the text as the screen has room for; the rest of each line is cleared.
 fn fit(text: &str, rows: usize, columns: usize) -> String {
     let all = text.lines().count();
     let room = rows.saturating_sub(1).max(1);

@@ -10,26 +10,26 @@ use crate::key::Key;
 use crate::mode::Mode;
 use crate::token::Token;
 
-/// How the text of a lock that is held alone begins.
+/// The beginning of the text of a lock that is held exclusively.
 const PREFIX: &str = "dlock-baton:1:";
-/// How that of a reader's share and of permits begins, which says in which mode it is held before the key.
+/// The beginning of the text of a reader's share and of permits, which has the mode before the key.
 const IN_MODE: &str = "dlock-baton:2:";
 
-/// A lock on its way from its holder to whoever goes on with the work: another task, another process, another program.
+/// A lock on its way from its holder to the next worker: another task, another process, another program.
 ///
 /// [`Guard::hand_over`](crate::Guard::hand_over) makes it, and [`Locks::take_over`](crate::Locks::take_over) makes a
-/// guard of it. In between nobody holds the lock, and nobody else gets it:
+/// guard of it. In between no process holds the lock, and no other process gets it:
 ///
-/// * **The giver has stopped to believe** before the baton exists, and writes of the giver are stale once the taker has
-///   written, who has a higher fence.
+/// * **The giver believes in the lock no more** once the baton exists. Writes of the giver are stale once the taker has
+///   written, since the taker has a higher fence.
 /// * **It is taken over once.** A copy that comes second is refused with
-///   [`ErrorKind::NotHeld`](crate::ErrorKind::NotHeld), and so is a baton whose [time](Self::until) is over: it
-///   neither makes the lock anew nor touches what somebody else has.
-/// * **Nobody renews it.** A baton that nobody takes over ends by the server's clock, at [`until`](Self::until) at the
-///   latest, and others get the lock.
+///   [`ErrorKind::NotHeld`](crate::ErrorKind::NotHeld), and so is a baton whose [time](Self::until) is over: it neither
+///   makes the lock anew nor touches what another process has.
+/// * **No process renews it.** A baton that is not taken over ends by the server's clock, at [`until`](Self::until) at
+///   the latest, and others get the lock.
 ///
-/// The [text](Self::to_text) is a secret: whoever has it can take the lock. Neither `Debug` nor an error shows it. With
-/// the feature `serde` a baton is serialized as that text.
+/// The [text](Self::to_text) is a secret: it is all that is needed to take the lock. Neither `Debug` nor an error shows
+/// it. With the feature `serde` a baton is serialized as that text.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -55,7 +55,7 @@ pub struct Baton {
     backend: Box<str>,
     key: Key,
     mode: Mode,
-    /// What the key was left under.
+    /// The token under which the key was left.
     token: Token,
     fence: Option<Fence>,
     until: SystemTime,
@@ -69,7 +69,7 @@ impl Baton {
         fence: Option<Fence>,
         until: SystemTime,
     ) -> Self {
-        // As its text has it, so that both are equal.
+        // In whole milliseconds, as the text has it, so that a parsed baton equals the original.
         let millis = until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let until = UNIX_EPOCH + Duration::from_millis(u64::try_from(millis).unwrap_or(0));
         Self { backend: backend.into(), key, mode, token, fence, until }
@@ -89,7 +89,7 @@ impl Baton {
         self.key.as_str()
     }
 
-    /// Returns how the lock was held, and is again once it is taken over.
+    /// Returns the mode in which the lock was held, and is held again once it is taken over.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
@@ -107,16 +107,16 @@ impl Baton {
         self.fence
     }
 
-    /// Returns until when it can be taken over, by the clock of the process that gave it. It is there to be shown: the
-    /// server's clock decides.
+    /// Returns the time until which the baton can be taken over, by the clock of the process that gave it. It is there
+    /// to be shown: the server's clock decides.
     #[must_use]
     pub fn until(&self) -> SystemTime {
         self.until
     }
 
     /// Returns the text from which [`parse`](str::parse) makes the baton again: one line of printable ASCII without
-    /// blanks, of which each version reads those before. **It is a secret**, as a session cookie is: pass it as you
-    /// pass those, and keep it out of logs.
+    /// blanks. Each version of dlock reads the texts of those before. **It is a secret**, as a session cookie is: pass
+    /// it as you pass those, and keep it out of logs.
     #[must_use]
     pub fn to_text(&self) -> String {
         let millis = self.until.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -151,7 +151,8 @@ impl FromStr for Baton {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): it is no such text. The error does not show it.
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) when the text is not that of a baton. The error
+    /// does not show it.
     fn from_str(text: &str) -> Result<Self> {
         parsed(text.trim()).ok_or_else(|| {
             let what = "this is not the text of a baton, which begins with `dlock-baton:`; pass on what \
@@ -183,7 +184,7 @@ fn parsed(text: &str) -> Option<Baton> {
     Some(Baton::new(&backend, (key, mode), token, fence, until))
 }
 
-/// Reads how several hold a lock.
+/// Parses the mode of a lock that several can hold.
 fn mode_of(text: &str) -> Option<Mode> {
     if text == "read" {
         return Some(Mode::Shared);
@@ -193,7 +194,7 @@ fn mode_of(text: &str) -> Option<Mode> {
     mode.check().ok().map(|()| mode)
 }
 
-/// The name or key with all that is not printable ASCII as `%` and two digits, and `%` itself.
+/// Returns the name or key with every byte that is not printable ASCII, and `%` itself, as `%` and two digits.
 fn escaped(part: &str) -> String {
     use std::fmt::Write as _;
 

@@ -15,15 +15,15 @@ impl Timestamp {
     /// The end of time: later than every other point.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// Creates the point at which a clock shows this many nanoseconds: a store's own clock, or one that is
+    /// Creates the point at which a clock shows this many nanoseconds: the clock of a store, or a reading that was
     /// [stored](Self::as_nanos).
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Returns the reading in nanoseconds. Of [`Clock::system`] on Linux, all processes of one time namespace read the
-    /// same, so that a backend on one host may store it; it means nothing after a reboot.
+    /// Returns the reading in nanoseconds. For [`Clock::system`] on Linux, all processes of one time namespace read the
+    /// same clock, so a backend on one host may store the reading. It means nothing after a reboot.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
@@ -55,11 +55,12 @@ impl std::ops::Sub<Duration> for Timestamp {
 /// The clock that leases are measured with.
 ///
 /// [`Clock::system`] counts on while the machine is suspended, on Linux (`CLOCK_BOOTTIME`) and macOS, and is not moved
-/// by steps of the wall clock. On other systems (on Windows it is [`std::time::Instant`]) it may stand still meanwhile:
-/// a holder that was suspended for longer than its lease then believes in its lock until the next renewal is answered,
-/// or for what was left of the lease; the [fence](crate::Fence) protects the resource as ever. A [`ManualClock`] is for
-/// tests. Waiting for a busy lock is measured with tokio's clock instead, so that `tokio::time::pause` works as usual
-/// in memory; where servers are asked, whose time goes on, a paused clock does not count.
+/// by steps of the wall clock. On other systems (on Windows it is [`std::time::Instant`]) it may stand still during
+/// suspension: a holder that was suspended for longer than its lease then believes in its lock until the next renewal
+/// is answered, or for the rest of the lease; the [fence](crate::Fence) protects the resource as ever. A
+/// [`ManualClock`] is for tests. Waiting for a busy lock is measured with tokio's clock instead, so that
+/// `tokio::time::pause` works as usual in memory; where servers are asked, whose time goes on, a paused clock does not
+/// count.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(TimeSource);
 
@@ -107,9 +108,11 @@ impl Clock {
     ///
     /// May be dropped at any time.
     pub async fn sleep_until(&self, at: Timestamp) {
-        // tokio's timers stand still while the machine is suspended and this clock does not: sleep in short pieces.
+        // tokio's timers stand still while the machine is suspended, and this clock does not: the sleep is in short
+        // pieces.
         const PIECE: Duration = Duration::from_secs(1);
         loop {
+            // Registered before the time is read, so that a move in between is not missed.
             let moved = self.movable().map(|movable| movable.moved.notified());
             let left = at.since(self.now());
             if left.is_zero() {
@@ -126,7 +129,7 @@ impl Clock {
         }
     }
 
-    /// Resolves when somebody moves the clock; never for the machine's clock.
+    /// Resolves when the clock is moved; never for the machine's clock.
     ///
     /// # Cancel safety
     ///
@@ -160,13 +163,13 @@ struct Movable {
 }
 
 impl ManualClock {
-    /// Creates a clock that runs like the machine's and can be moved forward besides.
+    /// Creates a clock that runs like the machine's and can also be moved forward.
     #[must_use]
     pub fn running() -> Self {
         Self(Arc::new(Movable { offset: AtomicU64::new(0), stopped: false, moved: Notify::new() }))
     }
 
-    /// Creates a clock that stands still but for [`advance`](Self::advance).
+    /// Creates a clock that stands still except for [`advance`](Self::advance).
     #[must_use]
     pub fn stopped() -> Self {
         Self(Arc::new(Movable {
@@ -176,7 +179,7 @@ impl ManualClock {
         }))
     }
 
-    /// Moves the clock forward and wakes everything that waits for a time now reached.
+    /// Moves the clock forward and wakes every task that waits for a time now reached.
     pub fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX / 4);
         self.0.offset.fetch_add(by, Ordering::SeqCst);
@@ -213,8 +216,8 @@ impl fmt::Debug for Movable {
     }
 }
 
-/// On Linux and Android `CLOCK_BOOTTIME`; on macOS and iOS `CLOCK_MONOTONIC`, which counts through sleep there; on
-/// other Unixes `CLOCK_MONOTONIC`, which may stand still while the machine sleeps.
+/// Reads the machine's clock: on Linux and Android `CLOCK_BOOTTIME`; on macOS and iOS `CLOCK_MONOTONIC`, which counts
+/// through sleep there; on other Unixes `CLOCK_MONOTONIC`, which may stand still while the machine sleeps.
 #[cfg(unix)]
 fn boot_time() -> Timestamp {
     #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -227,7 +230,7 @@ fn boot_time() -> Timestamp {
     Timestamp(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }
 
-/// What the standard library measures with, since the first call in this process.
+/// Reads the monotonic clock of the standard library, since the first call in this process.
 #[cfg(not(unix))]
 fn boot_time() -> Timestamp {
     static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);

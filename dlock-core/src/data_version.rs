@@ -1,4 +1,4 @@
-//! Versions of data, by which a store refuses what is older than what it has.
+//! Versions of data, by which a store refuses data that is older than its own.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,9 +9,9 @@ use crate::failure::Failure;
 /// The place of some data in the order of its own source: a time, or a number that the source counts up.
 ///
 /// A [`Fence`](crate::Fence) orders writers by when they got the lock, whatever they write. Where two services write
-/// one value, and the one with the data of 7:00 gets the lock after the one with the data of 7:05, its fence is the
-/// higher one, and its stale data would win. The version is the data's: the store keeps the highest one that it has
-/// accepted, and refuses what is not newer, with `write_if_newer` of the backend for Redis and
+/// one value, the service with the data of 7:00 may get the lock after the service with the data of 7:05: its fence is
+/// the higher one, and its stale data would win. The version is the data's: the store keeps the highest version that it
+/// has accepted, and refuses data that is not newer, with `write_if_newer` of the backend for Redis and
 /// `FencedCell::admit_newer` of that for SQL.
 ///
 /// It is a whole number of 64 bits with a sign, and compared as such in every store. [`DataVersion::at`] makes one of a
@@ -50,10 +50,10 @@ impl DataVersion {
     /// A part of a microsecond is dropped, always towards the past: a later time never has a lower version, and two
     /// times within one microsecond have the same, of which the second one to be written counts as not newer.
     ///
-    /// Take the time at which the data became what it is, of the clock of its source: the column of the row that it was
-    /// read from, the time stamp of the message. Times of several machines compare as well as their clocks do: where
-    /// one is ahead by a second, its data wins over what others made up to a second later, and a time that lies far
-    /// ahead keeps all others out until then. Where that matters, let one source count.
+    /// Take the time at which the data became what it is, by the clock of its source: the column of the row that it was
+    /// read from, the time stamp of the message. Times of several machines compare as well as their clocks do. Where a
+    /// clock is ahead by a second, its data wins over data that others made up to a second later, and a time that lies
+    /// far ahead keeps all others out until then. Where that matters, let one source count.
     ///
     /// # Errors
     ///
@@ -87,21 +87,21 @@ impl fmt::Display for DataVersion {
     }
 }
 
-/// What a store says to a write of some [`DataVersion`]. Only [`Accepted`](Self::Accepted) changes anything.
+/// The answer of a store to a write of some [`DataVersion`]. Only [`Accepted`](Self::Accepted) changes anything.
 #[must_use = "an older version was not written"]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum VersionCheck {
-    /// It is newer than all that was accepted before, and is remembered: Redis has written the value, and in SQL the
-    /// caller writes it in the same transaction.
+    /// The version is newer than all that were accepted before, and is remembered: Redis has written the value, and in
+    /// SQL the caller writes it in the same transaction.
     Accepted,
-    /// This very version was accepted before, and nothing newer since. To whoever repeats a write whose outcome was
-    /// unknown, that says that it was made. To another writer it says that its data is not newer: where two writers can
-    /// come to the same version, the first one stays.
+    /// This very version was accepted before, and no newer one since. For a writer that repeats a write whose outcome
+    /// was unknown, the write was made. For any other writer, its data is not newer: where two writers can come to the
+    /// same version, the first one stays.
     AlreadyThere,
     /// A newer version was accepted before. If this is a repetition, the first try may have been made, and was
     /// overwritten since.
     Older {
-        /// The newest version, which is there.
+        /// The newest version, which the store has.
         stored: DataVersion,
     },
 }
@@ -113,7 +113,7 @@ impl VersionCheck {
         matches!(self, Self::Accepted)
     }
 
-    /// Compares a version with the newest one that a store remembers; for authors of backends.
+    /// Compares a version with the newest that a store remembers; for authors of backends.
     pub const fn of(version: DataVersion, stored: Option<DataVersion>) -> Self {
         match stored {
             Some(stored) if stored.0 == version.0 => Self::AlreadyThere,

@@ -1,4 +1,4 @@
-//! What can go wrong, as users see it.
+//! Errors, as users see them.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::key::Key;
 /// The result of most calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What was being done when an [`Error`] came up.
+/// The operation during which an [`Error`] came up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -23,9 +23,9 @@ pub enum Operation {
     Downgrade,
     /// Handing a lock over by a baton.
     HandOver,
-    /// Giving a lock back.
+    /// Releasing a lock.
     Release,
-    /// Asking who holds a lock.
+    /// Asking for the holder of a lock.
     Inspect,
     /// Building, connecting or registering.
     Configure,
@@ -102,7 +102,7 @@ impl Error {
         self
     }
 
-    /// The wait for more than this one lock.
+    /// Replaces the wait by that for more than this one lock.
     pub(crate) fn after_all(mut self, waited: Duration) -> Self {
         self.0.waited = self.0.waited.map(|_| waited);
         self
@@ -124,24 +124,24 @@ impl Error {
         self.0.failure.kind()
     }
 
-    /// What the backend reported; unlike the whole error it does not contain the key.
+    /// Returns the failure that the backend reported. Unlike the whole error it does not contain the key.
     pub(crate) fn failure(&self) -> &Failure {
         &self.0.failure
     }
 
-    /// Returns what was being done.
+    /// Returns the operation that failed.
     #[must_use]
     pub fn operation(&self) -> Operation {
         self.0.operation
     }
 
-    /// Returns the backend, where one was involved.
+    /// Returns the backend, if one was involved.
     #[must_use]
     pub fn backend(&self) -> Option<&str> {
         self.0.backend
     }
 
-    /// Returns the key, where one was involved.
+    /// Returns the key, if one was involved.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         self.0.key.as_ref().map(Key::as_str)
@@ -153,7 +153,7 @@ impl Error {
         self.0.waited
     }
 
-    /// Returns who held the lock when the backend was last asked, where it said so.
+    /// Returns the holder of the lock when the backend was last asked, if it named one.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         self.0.holder.as_ref()
@@ -165,13 +165,13 @@ impl Error {
         self.0.held_for_at_most
     }
 
-    /// Returns whether somebody else held the lock: [`ErrorKind::Busy`] or [`ErrorKind::TimedOut`].
+    /// Returns whether another holder had the lock: [`ErrorKind::Busy`] or [`ErrorKind::TimedOut`].
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self.kind(), ErrorKind::Busy | ErrorKind::TimedOut)
     }
 
-    /// Returns whether the same call may succeed later without anybody changing anything.
+    /// Returns whether the same call may succeed later without any change to program or servers.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(

@@ -1,16 +1,16 @@
-//! What can go wrong, as backends report it.
+//! Failures, as backends report them.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt::{self, Write as _};
 
-/// What kind of error it is: the part a program decides by.
+/// The kind of an error, by which a program decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Somebody else holds the lock and the caller asked not to wait.
+    /// Another holder has the lock, and the caller asked not to wait.
     Busy,
-    /// Somebody else held the lock for as long as the caller was willing to wait.
+    /// Another holder had the lock for as long as the caller was willing to wait.
     TimedOut,
     /// The lock was held and is no longer: its lease ran out, or the backend gave it up.
     Lost,
@@ -18,8 +18,8 @@ pub enum ErrorKind {
     Suspect,
     /// There was nothing to release: the lock had been lost, or this view of it has been released.
     NotHeld,
-    /// A request was sent and its outcome could not be found out. The lock may be held, by nobody who knows, until
-    /// its lease ends; clean-up goes on in the background.
+    /// A request was sent, and its outcome could not be found out. The lock may be held until its lease ends, although
+    /// no process uses it; clean-up goes on in the background.
     Unknown,
     /// The backend could not be reached, or cannot serve at the moment; nothing was changed.
     Unavailable,
@@ -72,14 +72,14 @@ impl ErrorKind {
         }
     }
 
-    /// Whether servers say no to what this program may well ask for: whoever runs them can mend that, so that another
-    /// try may succeed later. Options, keys and abilities of the backend are checked before anything is asked for.
+    /// Is `true` if the servers refuse a request that the program has a right to make. An operator can change that, so
+    /// that another try may succeed later. Options, keys and abilities of the backend are checked before any request.
     pub(crate) const fn is_refusal(self) -> bool {
         matches!(self, Self::Denied | Self::Unsupported | Self::InvalidConfig | Self::Conflict)
     }
 
-    /// Whether it is a refusal of what the servers have allowed before, to whoever holds a lock or waits for one. That
-    /// others use the key in another way is what those want, and none.
+    /// Is `true` if the servers refuse a holder or a waiter what they have allowed before. A conflict is none: it comes
+    /// from the way in which others use the key.
     pub(crate) const fn is_revocation(self) -> bool {
         self.is_refusal() && !matches!(self, Self::Conflict)
     }
@@ -107,7 +107,7 @@ impl ErrorKind {
     }
 }
 
-/// What a backend reports: a kind, a sentence, and the underlying error.
+/// A failure that a backend reports: a kind, a sentence, and the underlying error.
 ///
 /// The engine adds operation, key and backend and makes an [`Error`](crate::Error) of it. The sentence says what is
 /// wrong and what to do, and never contains credentials.
@@ -140,33 +140,33 @@ impl Failure {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// Creates a failure for credentials or rights that are missing. It ends an acquire that has not begun to
-    /// wait; what goes on already, such as a wait, a release or a campaign, asks again, ever more rarely.
+    /// Creates a failure for credentials or rights that are missing. It ends an acquire that has not begun to wait.
+    /// Whatever goes on already, such as a wait, a release or a campaign, asks again, ever more rarely.
     #[must_use]
     pub fn denied(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Denied, message)
     }
 
-    /// Creates a failure for a key that cannot name a lock. Final.
+    /// Creates a failure for a key that cannot name a lock. It is final.
     #[must_use]
     pub fn invalid_key(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::InvalidKey, message)
     }
 
-    /// Creates a failure for a configuration (option, URL, table) that cannot work. The engine takes it as it takes
+    /// Creates a failure for a configuration (option, URL, table) that cannot work. The engine treats it like
     /// [`denied`](Self::denied).
     #[must_use]
     pub fn invalid_config(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::InvalidConfig, message)
     }
 
-    /// The backend has no such ability. The engine takes it as it takes [`denied`](Self::denied).
+    /// Creates a failure for an ability that the backend lacks. The engine treats it like [`denied`](Self::denied).
     pub(crate) fn unsupported(what: &str) -> Self {
         Self::new(ErrorKind::Unsupported, format!("this backend cannot {what}"))
     }
 
-    /// Says that the lock was granted, and the grant is worth nothing, such as one that too few replicas know of. The
-    /// engine withdraws it, and tries again with a new claim if it tries again.
+    /// Marks the failure as that of a grant that was made and is worth nothing, such as one that too few replicas know
+    /// of. The engine withdraws it, and makes any further try with a new claim.
     #[must_use]
     pub fn of_worthless_grant(mut self) -> Self {
         self.worthless = true;
@@ -192,19 +192,21 @@ impl Failure {
         &self.message
     }
 
-    /// Whether something was granted that is to be withdrawn.
-    pub(crate) fn is_worthless(&self) -> bool {
+    /// Is `true` if there is a grant that has to be withdrawn: see [`of_worthless_grant`](Self::of_worthless_grant).
+    #[must_use]
+    pub fn is_worthless(&self) -> bool {
         self.worthless
     }
 
-    /// Returns whether another try may succeed without anybody changing anything.
+    /// Returns whether another try may succeed without any change to program or servers.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self.kind, ErrorKind::Unknown | ErrorKind::Unavailable | ErrorKind::QuorumNotReached)
     }
 }
 
-/// Writes with a blank for each line break and each other control character: servers and libraries say what they like.
+/// A writer that replaces each line break and each other control character by a blank, since texts of servers and
+/// libraries may hold any.
 struct OneLine<'a, 'f>(&'a mut fmt::Formatter<'f>);
 
 impl fmt::Write for OneLine<'_, '_> {

@@ -1,9 +1,8 @@
-//! Code that is not dlock's own, run so that its panics end where it was called.
+//! Guards around code that is not dlock's own, so that its panics end where it was called.
 //!
-//! Subscribers of `tracing`, exporters of metrics, backends and wakers are other people's. None of them may end the
-//! keeper, unwind out of a `Drop`, or keep a request from being counted: whatever runs such code runs it through this
-//! module. Nor is any of them run while a mutex is locked that they might need: a waker may drop the future that it
-//! wakes.
+//! Subscribers of `tracing`, exporters of metrics, backends and wakers are foreign code. None of them may end the
+//! keeper, unwind out of a `Drop`, or keep a request from being counted: all calls of such code go through this module.
+//! Nor does any of it run while a mutex is locked that it might need: a waker may drop the future that it wakes.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +15,7 @@ use futures_util::FutureExt;
 use crate::error::Failure;
 use crate::sync::Notify;
 
-/// What a panic said.
+/// The message of a panic.
 #[derive(Debug)]
 pub(crate) struct Panicked(String);
 
@@ -35,7 +34,7 @@ impl Panicked {
         match payload.downcast::<String>() {
             Ok(text) => Self(*text),
             Err(payload) => {
-                // Its destructor is foreign code too, and may panic like the code it comes from.
+                // The destructor of the payload is foreign code too, and may panic like the code it comes from.
                 std::mem::forget(payload);
                 Self("without a message".into())
             }
@@ -47,9 +46,9 @@ impl Panicked {
 ///
 /// # Errors
 ///
-/// [`Panicked`] when it did not return.
+/// [`Panicked`] when the code did not return.
 pub(crate) fn guard<T>(code: impl FnOnce() -> T) -> Result<T, Panicked> {
-    // What the code leaves half done is its own: dlock reads nothing of it afterwards.
+    // State that the code leaves half done is its own: dlock reads none of it afterwards.
     catch_unwind(AssertUnwindSafe(code)).map_err(Panicked::new)
 }
 
@@ -60,15 +59,17 @@ pub(crate) fn wake(waker: Option<Waker>) {
     }
 }
 
-/// The waker of a caller, for a thread that must not end by its panic: that of a timer or a socket calls it outside of
-/// any task.
+/// A wrapper of a caller's waker for threads that a panic of it must not end: those of timers and sockets call it
+/// outside of any task.
 #[derive(Default)]
 pub(crate) struct Wakes(Option<(Arc<Guarded>, Waker)>);
 
 impl Wakes {
-    /// Returns one that does what `waker` does, and does not panic.
+    /// Returns a waker that does what `waker` does, and does not panic. The wrapper of the last call is used again if
+    /// it still fits.
     pub(crate) fn of(&mut self, waker: &Waker) -> &Waker {
         let (_, guarded) = match self.0.take() {
+            // A task mostly polls with one waker, so the wrapper is made once and kept.
             Some(same) if same.0.0.as_ref().is_some_and(|of| of.will_wake(waker)) => self.0.insert(same),
             _ => {
                 let of = Arc::new(Guarded(Some(waker.clone())));
@@ -79,7 +80,8 @@ impl Wakes {
     }
 }
 
-/// Awaits what may hand the waker to threads of others: those of drivers end by its panic, or the process does.
+/// Awaits a future that may pass the waker to foreign threads: a panic of the waker would end the thread of a driver,
+/// or the process.
 pub(crate) async fn with_guarded_wakes<F: Future + ?Sized>(mut future: Pin<&mut F>) -> F::Output {
     let mut wakes = Wakes::default();
     std::future::poll_fn(|context| future.as_mut().poll(&mut Context::from_waker(wakes.of(context.waker()))))
@@ -104,13 +106,13 @@ impl Drop for Guarded {
     }
 }
 
-/// Wakes all who wait for `notify`.
+/// Wakes all tasks that wait for `notify`.
 pub(crate) fn wake_all(notify: &Notify) {
     let _ = guard(|| notify.notify_waiters());
 }
 
-/// Tells a subscriber of `tracing`, or an exporter, what happened. One that panics learns less, and nothing else
-/// changes.
+/// Reports an event to a subscriber of `tracing`, or to an exporter. If it panics, it misses the event, and nothing
+/// else changes.
 ///
 /// ```
 /// # use dlock_core::backend::tell;
@@ -120,9 +122,8 @@ pub fn tell(event: impl FnOnce()) {
     let _ = guard(event);
 }
 
-/// Awaits what opens a connection, which calls code that is not dlock's own: a driver that can start no thread for what
-/// it needs, or the function that gives a password. A panic there is a failure like others, which says what the panic
-/// said.
+/// Awaits the opening of a connection, which calls code that is not dlock's own: a driver that may fail to start a
+/// thread, or the function that gives a password. A panic there becomes a failure with the message of the panic.
 ///
 /// ```
 /// use dlock_core::{ErrorKind, backend::guard_opening};
@@ -138,7 +139,8 @@ pub fn tell(event: impl FnOnce()) {
 ///
 /// # Errors
 ///
-/// [`Unavailable`](crate::ErrorKind::Unavailable) when it panicked: nothing is open then, and a next try may succeed.
+/// [`Unavailable`](crate::ErrorKind::Unavailable) when `opening` panicked: nothing is open then, and a next try may
+/// succeed.
 ///
 /// # Cancel safety
 ///
@@ -149,8 +151,8 @@ pub async fn guard_opening<F: Future>(opening: F) -> Result<F::Output, Failure> 
     })
 }
 
-/// Drops what foreign code made.
+/// Drops a value that foreign code made.
 pub(crate) fn drop_guarded<T>(value: T) {
-    // A destructor that panics has nothing more to say that anybody could act on.
+    // A destructor that panics has nothing to say that dlock could act on.
     let _ = guard(|| drop(value));
 }

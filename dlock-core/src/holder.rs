@@ -1,4 +1,4 @@
-//! Who holds a lock, as stored with it.
+//! The holder of a lock, as stored with it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,19 +7,20 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::fence::Fence;
+use crate::key::start_of;
 use crate::mode::Mode;
 
-/// How many bytes of a name are kept that came from a store.
+/// The most bytes that are kept of a name from a store.
 const LONGEST_NAME: usize = 256;
-/// How many bytes of a stored line are read.
+/// The most bytes that are read of a stored line.
 const LONGEST_LINE: usize = 4096;
 /// The last second of the year 9999, in seconds since 1970: RFC 3339 has no later one.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// Who holds a lock, as far as the backend knows. Any field may be missing: a holder of another library
-/// stores less.
+/// The holder of a lock, as far as the backend knows it. Any field may be missing: a holder of another library stores
+/// less.
 ///
-/// What others stored is bounded: of a host, a label, a trace and a candidate at most 256 bytes are kept, with an
+/// Values from a store are bounded: of a host, a label, a trace and a candidate at most 256 bytes are kept, with an
 /// ellipsis behind them, and a time that no calendar has is left out. The characters are those of the store: escape
 /// them where a terminal would obey them, as [`Display`](fmt::Display) does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,36 +30,36 @@ pub struct Holder {
     pub host: Option<String>,
     /// The process id on that host.
     pub pid: Option<u32>,
-    /// The label the holder's `Locks` were given.
+    /// The label that the holder's `Locks` were given.
     pub label: Option<String>,
-    /// When it was taken, by the holder's clock.
+    /// The time of the grant, by the holder's clock.
     pub since: Option<SystemTime>,
     /// The fence of this grant.
     pub fence: Option<Fence>,
-    /// How long the lease still runs if it is not renewed, as of the answer.
+    /// The time that the lease still runs if it is not renewed, as of the answer.
     pub expires_in: Option<Duration>,
-    /// Nobody holds it any more: it was released, and stays taken for the time that is left. The other fields are those
-    /// of its last holder.
+    /// Is `true` if no process holds the lock any more: it was released, and stays taken for the time that is left. The
+    /// other fields are those of its last holder.
     pub left_behind: bool,
-    /// Nobody holds it: this one waits for it in order, it is its turn, and it keeps others out for the time that is
-    /// left unless it asks again. So are only waiters of other libraries shown, of which nobody knows whether they
-    /// live.
+    /// Is `true` if no process holds the lock, and this is the waiter whose turn it is: it keeps others out for the
+    /// time that is left, unless it asks again. Only waiters of other libraries are shown so, since it is not known
+    /// whether they live.
     pub first_in_line: bool,
-    /// How it is held, and how many permits this holder has of a semaphore.
+    /// The mode of the hold, with the number of permits that this holder has of a semaphore.
     pub mode: Mode,
     /// The W3C trace context of the holder.
     pub trace: Option<String>,
-    /// Which process it is among the candidates of an [election](crate::Election), where it leads: drawn at random, so
-    /// that two processes of one host name and one process id, as in containers, are two candidates.
+    /// The id of the process among the candidates of an [election](crate::Election), if it leads. It is drawn at
+    /// random, so that two processes of one host name and one process id, as in containers, are two candidates.
     pub candidate: Option<String>,
-    /// Of a quorum: what each of its nodes says of it.
+    /// The holder as each node of a quorum knows it.
     pub(crate) of_nodes: OfNodes,
 }
 
-/// What the nodes of a quorum say of one holder, each with the place of its node. It tells one grant from the next,
-/// and is no part of who the holder is.
+/// A holder as the nodes of a quorum know it, each with the index of its node. It distinguishes one grant from the
+/// next, and is no part of the holder's identity.
 #[derive(Clone, Default)]
-pub(crate) struct OfNodes(pub(crate) Arc<[(usize, Holder)]>);
+pub(crate) struct OfNodes(Arc<[(usize, Holder)]>);
 
 impl PartialEq for OfNodes {
     fn eq(&self, _: &Self) -> bool {
@@ -75,14 +76,14 @@ impl fmt::Debug for OfNodes {
 }
 
 impl Holder {
-    /// Returns whether `other` was read of the same grant of the same key, and not of a later one, perhaps of the same
-    /// process. A lock that was released and stays taken is another hold than the one before its release, and so is one
-    /// that is held in another way since. Sections to which a process passes its lock on by itself are one hold.
+    /// Returns whether `other` was read of the same grant of the same key, and not of a later grant, perhaps to the
+    /// same process. A lock that was released and stays taken is another hold than before its release, and so is one
+    /// whose mode has changed. Sections to which a process passes its lock on by itself are one hold.
     ///
-    /// The same process has to be stored, with the same [fence](Self::fence), which tells its grants apart. On a quorum
-    /// the fences of its nodes do, which are not shown: two holders are the same where most of the nodes that named
-    /// both say so. What has no fence, such as a holder of another library, is the same where all is that is stored: of
-    /// two holds of one thread, Redisson stores nothing that tells them apart.
+    /// The same process has to be stored, with the same [fence](Self::fence), which distinguishes its grants. On a
+    /// quorum the fences of its nodes do so, which are not shown: two holders are the same if most of the nodes that
+    /// named both agree. A holder without a fence, such as that of another library, is the same if all that is stored
+    /// is equal: for two holds of one thread, Redisson stores nothing in which they differ.
     #[must_use]
     pub fn is_same_hold(&self, other: &Self) -> bool {
         let (one, other) = (self.stored(), other.stored());
@@ -94,16 +95,31 @@ impl Holder {
         one == other
     }
 
-    /// What a store has of it. What a backend reads itself may still be longer than what was shown.
+    /// Returns the holder as a store has it. A backend's own answer may still be longer than what was shown.
     fn stored(&self) -> Self {
         let mut stored = Self { expires_in: None, ..self.clone() };
         stored.bound();
         stored
     }
 
-    /// Whether both are of one process, with one label, in one state. A semaphore may have another number of permits
-    /// since, a writer may have become a reader, and when it was taken differs from node to node.
-    pub(crate) fn is_of_same_holder(&self, other: &Self) -> bool {
+    /// Adds the holder as each node of a quorum knows it, with the index of the node.
+    #[must_use]
+    pub fn with_nodes(mut self, of_nodes: impl Into<Arc<[(usize, Self)]>>) -> Self {
+        self.of_nodes = OfNodes(of_nodes.into());
+        self
+    }
+
+    /// Returns what [`with_nodes`](Self::with_nodes) added; empty for everything else.
+    #[must_use]
+    pub fn of_nodes(&self) -> &[(usize, Self)] {
+        &self.of_nodes.0
+    }
+
+    /// Is `true` if both are of one process, with one label, in one state. Not compared are the number of permits of a
+    /// semaphore and the mode of a lock, which may have changed since, and the time of the grant, which differs from
+    /// node to node.
+    #[must_use]
+    pub fn is_of_same_holder(&self, other: &Self) -> bool {
         let who = |of: &Self| {
             let Self { host, pid, label, candidate, left_behind, first_in_line, .. } = of.clone();
             let mode = (matches!(of.mode, Mode::Permits { .. }), of.mode.taken());
@@ -112,7 +128,7 @@ impl Holder {
         who(self) == who(other)
     }
 
-    /// Whether most of those nodes of a quorum that named both named the same hold.
+    /// Is `true` if most of the nodes of a quorum that named both named the same hold.
     fn is_named_by_same_nodes(&self, other: &Self) -> bool {
         let (mut alike, mut unlike) = (BTreeSet::new(), BTreeSet::new());
         for (place, one) in self.of_nodes.0.iter() {
@@ -124,12 +140,13 @@ impl Holder {
         !is_of_nodes || alike.len() > unlike.difference(&alike).count()
     }
 
-    /// Reads what [`Identity::describe`] wrote. Unknown fields are passed over; text of another library gives a
-    /// holder without any.
+    /// Parses a line of [`Identity::describe`]. Unknown fields are skipped; the text of another library gives a holder
+    /// without any.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut holder = Self::default();
-        for (name, value) in cut(text, LONGEST_LINE).split(' ').filter_map(|field| field.split_once('=')) {
+        for (name, value) in start_of(text, LONGEST_LINE).split(' ').filter_map(|field| field.split_once('='))
+        {
             match name {
                 "host" => holder.host = Some(unescape(value)),
                 "pid" => holder.pid = value.parse().ok(),
@@ -150,13 +167,13 @@ impl Holder {
         holder
     }
 
-    /// Cuts what others made longer, or later, than anything that dlock writes.
+    /// Cuts values of a store that are longer, or later, than anything that dlock writes.
     pub(crate) fn bound(&mut self) {
         for name in
             [&mut self.host, &mut self.label, &mut self.trace, &mut self.candidate].into_iter().flatten()
         {
             if name.len() > LONGEST_NAME {
-                name.truncate(cut(name, LONGEST_NAME).len());
+                name.truncate(start_of(name, LONGEST_NAME).len());
                 name.push('…');
             }
         }
@@ -215,23 +232,23 @@ fn host_name() -> String {
     std::env::var("COMPUTERNAME").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_else(|_| "unknown".into())
 }
 
-/// Names this process: no other one, on whatever host, has the same name. A child made by `fork` has another one.
+/// Returns a name of this process, which no other process on any host has. A child made by `fork` has another one.
 fn process_id() -> String {
     static DRAWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     format!("{:016x}", *DRAWN ^ u64::from(std::process::id()))
 }
 
-/// What a backend puts before the line of a lock that it [leaves](crate::backend::Claim::leave) taken, for
+/// The text that a backend puts before the line of a lock that it [leaves](crate::backend::Claim::leave) taken, for
 /// [`Holder::parse`] to read.
 pub const LEFT_BEHIND: &str = "left=1 ";
 
-/// Who this process is, as it tells the backends: host, process id, and the label of its `Locks`.
+/// The identity of this process, as backends get it: host, process id, and the label of its `Locks`.
 #[derive(Debug)]
 pub struct Identity {
     host: String,
     pid: u32,
     label: Option<String>,
-    /// Among the candidates of an election.
+    /// The id of this process among the candidates of an election.
     candidate: Option<String>,
     /// Host, process and label, escaped once for all acquires.
     line: String,
@@ -250,7 +267,7 @@ impl Identity {
         Self { host, pid, label, candidate: None, line }
     }
 
-    /// The same where the process leads.
+    /// Returns the identity of this process as a leader.
     pub(crate) fn to_candidate(&self) -> Arc<Self> {
         let candidate = process_id();
         let line = format!("{} leads={candidate}", self.line);
@@ -267,17 +284,17 @@ impl Identity {
         self.candidate.as_deref()
     }
 
-    /// Returns one line of `name=value` fields for the backend to store with the lock: `host`, `pid`, `label` where
-    /// there is one, and `since` in milliseconds of the wall clock. Values are percent-escaped, so that the line has no
-    /// spaces and control characters of a label's making. [`Holder::parse`] reads it.
+    /// Returns one line of `name=value` fields for the backend to store with the lock: `host`, `pid`, `label` if there
+    /// is one, and `since` in milliseconds of the wall clock. Values are percent-escaped, so that no label can put
+    /// spaces or control characters into the line. [`Holder::parse`] reads it.
     #[must_use]
     pub fn describe(&self, since: SystemTime) -> String {
         let millis = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         format!("{} since={millis}", self.line)
     }
 
-    /// Returns the line of [`describe`](Self::describe) without `since`: made once, for backends that know by
-    /// themselves when a lock was taken.
+    /// Returns the line of [`describe`](Self::describe) without `since`, which is made once, for backends that know the
+    /// time of a grant by themselves.
     #[must_use]
     pub fn line(&self) -> &str {
         &self.line
@@ -310,12 +327,6 @@ impl fmt::Display for Escaped<'_> {
         }
         Ok(())
     }
-}
-
-/// The beginning of a text, of so many bytes at most.
-fn cut(text: &str, most: usize) -> &str {
-    let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    &text[..end.unwrap_or_default()]
 }
 
 fn unescape(text: &str) -> String {

@@ -57,9 +57,9 @@ impl Key {
         &self.0
     }
 
-    /// Returns the first 16 hexadecimal digits of the key's SHA-256: what spans and log lines show in place of the key,
-    /// unless [`LocksBuilder::with_keys_shown`](crate::LocksBuilder::with_keys_shown) was called. To find the key of a
-    /// log line, compare its hash with that of each key that is held: `dlock inspect --hash` does so.
+    /// Returns the first 16 hexadecimal digits of the key's SHA-256, which spans and log lines show in place of the
+    /// key, unless [`LocksBuilder::with_keys_shown`](crate::LocksBuilder::with_keys_shown) was called. To find the key
+    /// of a log line, compare its hash with that of each key that is held: `dlock inspect --hash` does so.
     ///
     /// ```
     /// # fn main() -> Result<(), dlock_core::Failure> {
@@ -95,13 +95,13 @@ impl fmt::Display for Key {
 }
 
 impl fmt::Debug for Key {
-    /// Control characters are escaped, so that a key cannot forge a log line.
+    /// Escapes control characters, so that a key cannot forge a log line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
 }
 
-/// The longest start of `text` of at most `bytes` bytes that is whole characters.
+/// Returns the longest start of `text` of at most `bytes` bytes that is whole characters.
 pub(crate) fn start_of(text: &str, bytes: usize) -> &str {
     // As `str::floor_char_boundary`, which needs a newer Rust than the rest of the crate.
     let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));

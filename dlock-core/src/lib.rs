@@ -33,15 +33,14 @@ mod template;
 mod token;
 
 pub use backend::requirement::Requirement;
-pub use backend::{Backend, Capabilities, Claim, Forced};
+pub use backend::{Backend, Capabilities, Claim, Forced, Node};
 pub use backends::memory::{Faults, Memory};
 pub use backends::prefix::Prefixed;
-pub use backends::quorum::{
-    LockOnNodes, Node, NodeMark, NodeSetup, Quorum, QuorumBuilder, QuorumClaim, QuorumInUse, QuorumVotes,
-};
 pub use baton::Baton;
 pub use clock::{Clock, ManualClock, Timestamp};
 pub use data_version::{DataVersion, VersionCheck};
+#[doc(hidden)]
+pub use engine::decisions;
 #[cfg(dlock_schedules)]
 #[doc(hidden)]
 pub use engine::scenarios;

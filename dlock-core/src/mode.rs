@@ -1,25 +1,28 @@
-//! How a lock is held: alone, or by several at a time.
+//! The modes in which a lock is held: exclusive, or by several holders at a time.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, Failure};
 
-/// How a lock is held. A key is used in one way: as a lock, which is [exclusive](Self::Exclusive) or
-/// [shared](Self::Shared) from hold to hold, or as a [semaphore](Self::Permits).
+/// The mode in which a lock is held.
+///
+/// A key is used in one way: as a lock, which is [exclusive](Self::Exclusive) or [shared](Self::Shared) from hold to
+/// hold, or as a [semaphore](Self::Permits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// By one alone: a lock, or the write lock of a lock that has readers too.
+    /// One holder: a lock, or the write lock of a lock that has readers too.
     #[default]
     Exclusive,
-    /// By any number of readers, while nobody holds it alone. [`Capabilities::shared`](crate::Capabilities::shared).
+    /// Any number of readers, while there is no exclusive holder.
+    /// [`Capabilities::shared`](crate::Capabilities::shared).
     Shared,
-    /// By as many as there are permits for. [`Capabilities::permits`](crate::Capabilities::permits).
+    /// As many holders as there are permits for. [`Capabilities::permits`](crate::Capabilities::permits).
     Permits {
-        /// How many permits the semaphore has.
+        /// The number of permits of the semaphore.
         of: u32,
-        /// How many of them this hold has.
+        /// The number of permits of this hold.
         take: u32,
     },
 }
@@ -27,15 +30,15 @@ pub enum Mode {
 /// The most permits that a semaphore may have.
 pub const MOST_PERMITS: u32 = 1_000_000;
 
-/// For how long one that waits for all that others share, or for several permits, keeps newcomers out, and for how
-/// long it lets them pass after that, while it goes on to wait: so that neither of them starves.
+/// The time for which a waiting claim that wants all of a shared lock, or several permits, keeps newcomers out, and
+/// then the time for which it lets them pass while it waits on. So neither of them starves.
 pub const PREFERENCE: Duration = Duration::from_secs(10);
 
-/// A claim that waits keeps newcomers out no longer than this after its last attempt: one that waits asks more often,
-/// and one that died asks no more.
+/// The time after its last attempt for which a waiting claim can keep newcomers out. A claim that waits asks more
+/// often, and a claim whose process died asks no more.
 pub const PREFERENCE_ALIVE: Duration = Duration::from_secs(2);
 
-/// For how long a semaphore of which nobody has a permit remembers its number of permits, at the least.
+/// The least time for which a semaphore without holders remembers its number of permits.
 pub const PERMITS_REMEMBERED: Duration = Duration::from_secs(24 * 3_600);
 
 impl Mode {
@@ -49,7 +52,7 @@ impl Mode {
         }
     }
 
-    /// Returns how many permits a semaphore has; `None` where this is no semaphore's.
+    /// Returns the number of permits of the semaphore; `None` if the mode is not that of a semaphore.
     #[must_use]
     pub const fn permits(&self) -> Option<u32> {
         match self {
@@ -58,7 +61,7 @@ impl Mode {
         }
     }
 
-    /// Returns how much of the lock one hold has: its permits, and 1 of any other lock.
+    /// Returns the share of the lock that one hold has: its permits, and 1 of any other lock.
     #[must_use]
     pub const fn taken(&self) -> u32 {
         match self {
@@ -67,20 +70,20 @@ impl Mode {
         }
     }
 
-    /// Returns whether a hold of this mode has the same part of a lock as one of `other`: both alone, both as readers,
-    /// or as many permits, of whatever number.
+    /// Returns whether a hold of this mode has the same part of a lock as one of `other`: both are exclusive, both are
+    /// readers, or both have as many permits, out of any number.
     #[must_use]
     pub fn has_same_part(&self, other: &Self) -> bool {
         (self.as_str(), self.taken()) == (other.as_str(), other.taken())
     }
 
-    /// Whether no two hold the lock at a time.
+    /// Is `true` if the lock has only one holder at a time.
     pub(crate) const fn is_exclusive(&self) -> bool {
         matches!(self, Self::Exclusive)
     }
 
-    /// Returns whether a claim of this mode that waits keeps newcomers out for a while, since what it wants may never
-    /// be free at one moment: the whole lock, or several permits.
+    /// Returns whether a waiting claim of this mode keeps newcomers out for a while, since what it wants may never be
+    /// free at one moment: the whole lock, or several permits.
     #[must_use]
     pub const fn has_preference(&self) -> bool {
         match self {
@@ -90,7 +93,7 @@ impl Mode {
         }
     }
 
-    /// The label of spans and metrics; `None` for the common mode.
+    /// Returns the label of spans and metrics; `None` for the common mode.
     pub(crate) const fn label(&self) -> Option<&'static str> {
         if self.is_exclusive() { None } else { Some(self.as_str()) }
     }
@@ -108,8 +111,8 @@ impl Mode {
         Ok(())
     }
 
-    /// Returns the failure of a claim of this mode on a key that others use as `other`, or `None` where the two go
-    /// together. Permits that are taken do not matter, only how many there are.
+    /// Returns the failure of a claim of this mode on a key that others use as `other`, or `None` if the two go
+    /// together. Only the number of permits that there are matters, not the number taken.
     #[must_use]
     pub fn conflict(&self, other: &Self) -> Option<Failure> {
         let what = match (self.permits(), other.permits()) {

@@ -6,10 +6,10 @@ use crate::error::Failure;
 use crate::mode::Mode;
 use crate::token::Token;
 
-/// The mode of a lock whose holder leads.
+/// The label in place of the mode of a lock whose holder leads.
 pub(crate) const LEADER: &str = "leader";
 
-/// How long to wait for a lock that somebody else holds.
+/// The time to wait for a lock that is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wait {
     /// Ask once; a held lock is [`ErrorKind::Busy`](crate::ErrorKind::Busy) at once.
@@ -21,7 +21,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// How long it is.
+    /// Returns the length of the wait.
     pub(crate) const fn limit(&self) -> Duration {
         match self {
             Self::No => Duration::ZERO,
@@ -37,15 +37,16 @@ impl From<Duration> for Wait {
     }
 }
 
-/// What happens to a body that runs under a lock when the lock is lost.
+/// The treatment of a body whose lock is lost while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OnLost {
     /// The body is dropped at its current await, and the caller gets
     /// [`ErrorKind::Lost`](crate::ErrorKind::Lost). The default: carrying on silently would break exclusion.
     #[default]
     Abort,
-    /// The body runs on; [`Held::check`](crate::Held::check) and [`Held::lost`](crate::Held::lost) tell it. When it
-    /// acquires the key again, what is left of the lost lock is released first, so that it does not wait for itself.
+    /// The body runs on, and can learn of the loss by [`Held::check`](crate::Held::check) and
+    /// [`Held::lost`](crate::Held::lost). When it acquires the key again, the rest of the lost lock is released first,
+    /// so that it does not wait for itself.
     Continue,
 }
 
@@ -53,7 +54,7 @@ pub enum OnLost {
 ///
 /// | option | default | bounds |
 /// |---|---|---|
-/// | `lease`: how long the backend keeps the lock if nothing is heard of its holder | 30 s | 50 ms to 24 h |
+/// | `lease`: how long the backend keeps the lock if its holder does not renew it | 30 s | 50 ms to 24 h |
 /// | `wait`: how long an acquire may take, waiting and requests together | 30 s | up to 24 h, or `Wait::No`, `Wait::Forever` |
 /// | `request_timeout`: how long one request may take before its outcome counts as unknown | lease / 6, at most 5 s | 1 ms to half the lease |
 /// | `rechecks`: how often the owner is asked again after an unknown outcome | as long as the caller waits | 0 (off) to 10 |
@@ -71,37 +72,37 @@ pub(crate) struct Options {
     pub(crate) wait: Wait,
     pub(crate) request_timeout: Option<Duration>,
     pub(crate) rechecks: Option<u32>,
-    /// The part of the wait after which somebody who has other locks to try stops waiting for this one.
+    /// The part of the wait after which an acquire with other locks to try stops waiting for this one.
     pub(crate) patience: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// Said by the handle, and no option of a `Locks`.
+    /// Set by the handle, and no option of a `Locks`.
     pub(crate) hold_at_least: Option<Duration>,
     pub(crate) max_depth: u32,
     pub(crate) reentrant: bool,
     pub(crate) handoff: bool,
     pub(crate) fair: bool,
     pub(crate) on_lost: OnLost,
-    /// Said by the handle, and no option of a `Locks`.
+    /// Set by the handle, and no option of a `Locks`.
     pub(crate) mode: Mode,
-    /// Whether another number of permits that is stored counts in place of this one: said by the handle too.
+    /// Is `true` if another number of permits that is stored counts in place of this one. Set by the handle.
     pub(crate) resizable: bool,
-    /// What who has it does, where that is more than to hold a lock: said by the handle too.
+    /// The role of the holder, if it does more than to hold a lock. Set by the handle.
     pub(crate) role: Option<Role>,
-    /// What was left under this token in this mode is taken over, and nothing else: said by the handle too.
+    /// The token and mode under which a key was left. The acquire takes that over, and nothing else. Set by the handle.
     pub(crate) takes_over: Option<(Token, Mode)>,
 }
 
-/// What somebody who holds a lock does.
+/// The role of the holder of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Leads, in a term of an election.
+    /// The holder leads, in a term of an election.
     Leader,
-    /// Runs a job that is to run once.
+    /// The holder runs a job that is to run once.
     Job,
 }
 
 impl Role {
-    /// The mode in spans and metrics.
+    /// Returns the label in place of the mode in spans and metrics.
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Leader => LEADER,
@@ -144,12 +145,12 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long one request may take.
+    /// Returns the time that one request may take.
     pub(crate) fn request_timeout(&self) -> Duration {
         self.request_timeout.unwrap_or_else(|| (self.lease / 6).min(MAX_REQUEST_TIMEOUT))
     }
 
-    /// Whether a busy lock is waited for.
+    /// Is `true` if a busy lock is waited for.
     pub(crate) fn waits(&self) -> bool {
         !self.wait.limit().is_zero()
     }
@@ -195,25 +196,25 @@ impl Options {
     }
 }
 
-/// The setters of [`Options`], the same for a `Locks` and for a single `Lock`. Bounds are checked when a `Locks` is
-/// built and when a `Lock` is acquired.
+/// Defines the setters of [`Options`] for a `Locks` and for a single `Lock`. Bounds are checked when a `Locks` is built
+/// and when a `Lock` is acquired.
 macro_rules! option_setters {
     () => {
         /// Sets how long an acquire may take: waiting for a busy lock and all requests together. Default 30 s; up to 24
         /// h, `Wait::No`, or `Wait::Forever`.
         ///
-        /// `Wait::No`, and a wait of zero, ask once and take no longer than one
-        /// [request timeout](Self::with_request_timeout). When the time is up while a request is under way, the error
-        /// is [`ErrorKind::Unknown`]($crate::ErrorKind::Unknown) and says for how long the lock may be blocked; what
-        /// was sent is withdrawn in the background. A wait shorter than the way to the server and back therefore ends
-        /// so each time.
+        /// `Wait::No`, and a wait of zero, ask once and take no longer than one [request
+        /// timeout](Self::with_request_timeout). When the time is up while a request is under way, the error is
+        /// [`ErrorKind::Unknown`]($crate::ErrorKind::Unknown) and says for how long the lock may be blocked; the
+        /// request is withdrawn in the background. A wait shorter than the way to the server and back therefore ends so
+        /// each time.
         pub fn with_wait(mut self, wait: impl Into<$crate::options::Wait>) -> Self {
             self.options.wait = wait.into();
             self
         }
 
-        /// Sets how long the backend keeps the lock when its holder does not renew it. Renewed at a third of it.
-        /// Default 30 s; 50 ms to 24 h.
+        /// Sets how long the backend keeps the lock when its holder does not renew it. The lease is renewed at a third
+        /// of its length. Default 30 s; 50 ms to 24 h.
         pub const fn with_lease(mut self, lease: std::time::Duration) -> Self {
             self.options.lease = lease;
             self
@@ -262,8 +263,8 @@ macro_rules! option_setters {
             self
         }
 
-        /// Sets whether the lock is passed on inside this process: from a section that ends to the first that waits
-        /// here with the same lease, without a request. Default yes, where the backend has leases and reserves fences.
+        /// Sets whether the lock is passed on inside this process, without a request: from a section that ends to the
+        /// first waiter here with the same lease. Default yes, where the backend has leases and reserves fences.
         ///
         /// Each section has a fence of its own, in their order. Others see one holder for longer, up to the handoff
         /// limits of the `Locks`. Without it, each section acquires the lock and releases it.
@@ -273,11 +274,12 @@ macro_rules! option_setters {
         }
 
         /// Sets whether waiters are served in the order in which they came, those of all processes. Default no, where
-        /// the backend leaves the choice; on one that always does so, it is so in any case.
+        /// the backend leaves the choice; a backend that always serves them in order does so in any case.
         ///
-        /// All who want the lock should ask for it: those who do not take it when nobody stands in line. Such a lock is
-        /// not passed on inside a process, and each waiter asks by itself. A backend that cannot refuses the acquire
-        /// with [`ErrorKind::Unsupported`]($crate::ErrorKind::Unsupported), and so it does for readers and permits.
+        /// All programs that want the lock should ask for it: those that do not take it whenever the queue is empty.
+        /// Such a lock is not passed on inside a process, and each waiter asks by itself. A backend that cannot do this
+        /// refuses the acquire with [`ErrorKind::Unsupported`]($crate::ErrorKind::Unsupported), and so it does for
+        /// readers and permits.
         pub const fn with_fairness(mut self, on: bool) -> Self {
             self.options.fair = on;
             self
@@ -292,9 +294,10 @@ macro_rules! option_setters {
 }
 pub(crate) use option_setters;
 
-/// The part of a lease that is given up for safety: 1 % of it, at least 2 ms and at most what is 1 % of the longest
+/// Returns the part of a lease that is given up for safety: 1 % of it, at least 2 ms and at most 1 % of the longest
 /// lease. It covers the error of two clocks that run at slightly different rates.
-pub(crate) fn margin(lease: Duration) -> Duration {
+#[must_use]
+pub fn margin(lease: Duration) -> Duration {
     (lease / 100).clamp(Duration::from_millis(2), MAX_LEASE / 100)
 }
 

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-/// Where the server of a backend is: `server.address` and `server.port` of OpenTelemetry.
+/// The address of a backend's server: `server.address` and `server.port` of OpenTelemetry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServerAddress {
     host: Arc<str>,
@@ -8,8 +8,8 @@ pub struct ServerAddress {
 }
 
 impl ServerAddress {
-    /// Returns what stands between the scheme and the path of `url`; `None` when that is empty, a list of servers, or
-    /// no address. `url` has no user and no password.
+    /// Returns the part of `url` between the scheme and the path; `None` if it is empty, a list of servers, or no
+    /// address. `url` must have no user and no password.
     ///
     /// ```
     /// use dlock_core::backend::ServerAddress;

@@ -1,12 +1,12 @@
-//! The locks and atomics of the engine: those of the standard library, but where a scheduler picks the order in which
-//! threads go on, which then decides at each of them.
+//! The locks and atomics of the engine. They are those of the standard library, except where a scheduler picks the
+//! order of threads: there it decides at each use of them.
 
 /// Defines a mutex over that of a module.
 macro_rules! mutex {
     ($visibility:vis use $($locks:tt)+) => {
         $visibility use $($locks)+::MutexGuard;
 
-        /// A mutex that a panic of code that has locked it leaves usable: that code leaves the value whole wherever it
+        /// A mutex that stays usable when code that has locked it panics: that code leaves the value whole wherever it
         /// may panic.
         #[derive(Debug, Default)]
         $visibility struct Mutex<T>($($locks)+::Mutex<T>);
@@ -26,7 +26,7 @@ macro_rules! mutex {
     };
 }
 
-/// The mutex of the standard library, also where a scheduler orders the threads: for what is not the engine's.
+/// The mutex of the standard library, also where a scheduler orders the threads: for code that is not the engine's.
 pub(crate) mod plain {
     mutex!(pub use std::sync);
 
@@ -61,7 +61,7 @@ pub(crate) use std::sync::atomic;
 #[cfg(not(dlock_schedules))]
 pub(crate) use tokio::sync::Notify;
 
-/// tokio's, where another thread may come in before each use of it.
+/// tokio's `Notify`, with a point before each use at which the scheduler may let another thread come in.
 #[cfg(dlock_schedules)]
 #[derive(Debug, Default)]
 pub(crate) struct Notify {

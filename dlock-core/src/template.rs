@@ -1,7 +1,8 @@
 //! Patterns of keys that are given at run time.
 //!
-//! A pattern is a label of metrics, and every pattern makes time series of its own. Who passes keys where patterns
-//! belong would fill the memory of everything that keeps metrics: only so many patterns of a process are distinguished.
+//! A pattern is a label of metrics, and every pattern makes time series of its own. A program that passes keys in place
+//! of patterns would fill the memory of everything that keeps metrics, so the number of patterns that are distinguished
+//! in a process is limited.
 
 use std::collections::HashSet;
 use std::sync::{PoisonError, RwLock};
@@ -11,18 +12,19 @@ use tracing::warn;
 use crate::guarded::tell;
 use crate::key::start_of;
 
-/// What all further patterns are counted as.
+/// The label of all further patterns.
 const OTHER: &str = "other";
 
 /// The patterns of this process.
 static TEMPLATES: Templates = Templates::new();
 
-/// How many are distinguished. An SDK keeps 2 000 series of an instrument by default; the other labels multiply this.
+/// The number of patterns that are distinguished. An SDK keeps 2 000 series of an instrument by default; the other
+/// labels multiply this.
 const LIMIT: usize = 200;
-/// The longest one, in bytes. The rest of a longer one is left out.
+/// The length of the longest pattern, in bytes. The rest of a longer one is left out.
 const MAX_LEN: usize = 128;
 
-/// The label for a pattern.
+/// Returns the label for a pattern.
 pub(crate) fn intern(text: &str) -> &'static str {
     TEMPLATES.intern(text)
 }
@@ -59,13 +61,13 @@ impl Templates {
             return label;
         }
         if texts.len() < LIMIT {
-            // Never freed, and there are only so many.
+            // The text is never freed, and there are at most `LIMIT` of them.
             let label: &'static str = Box::leak(text.into());
             texts.insert(label);
             return label;
         }
         let is_first = !std::mem::replace(&mut known.full, true);
-        // What hears of it may name a lock itself.
+        // The subscriber that gets the warning may name a lock itself.
         drop(known);
         if is_first {
             tell(|| {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::error::Failure;
 
-/// 128 random bits from the operating system: what marks one claim on the server as ours.
+/// 128 random bits from the operating system, which mark one claim on the server.
 ///
 /// A claim keeps its token for its whole life, so that every step of it can be repeated safely: an acquire whose
 /// reply was lost finds its own token and adopts the lock; a release that arrives late removes only its own.
@@ -42,14 +42,14 @@ impl Token {
         &self.0
     }
 
-    /// Returns the token under which a claim of this one [leaves](crate::backend::Claim::leave) its key taken: nothing
-    /// that was sent under this one touches it.
+    /// Returns the token under which a claim with this token [leaves](crate::backend::Claim::leave) its key taken.
+    /// Nothing that was sent under this token touches that.
     #[must_use]
     pub fn left_behind(&self) -> Self {
         Self(self.0.map(|byte| !byte))
     }
 
-    /// Reads the token of these 32 hexadecimal digits; `None` where there are others.
+    /// Parses 32 hexadecimal digits; `None` if the text is anything else.
     #[must_use]
     pub fn from_hex(digits: &str) -> Option<Self> {
         let digits = digits.as_bytes();

@@ -5,7 +5,8 @@ use std::sync::Once;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use dlock_core::{Error, ErrorKind, Guard, Locks, Memory, Quorum, Wait};
+use dlock_core::{Error, ErrorKind, Guard, Locks, Memory, Wait};
+use dlock_quorum::Quorum;
 use pollster::block_on;
 use tokio::runtime::{Builder, Runtime};
 

@@ -1,4 +1,5 @@
-//! The options of the attribute. Strict: what is not understood is an error that says what to write.
+//! The options of the attribute. Parsing is strict: an option that is not understood is an error that says what to
+//! write.
 
 use std::ops::RangeInclusive;
 
@@ -37,7 +38,7 @@ const OPTIONS: [(&str, &str); 21] = [
     ("crate", "crate = ::dlock"),
 ];
 
-/// What other libraries call them.
+/// The names that other libraries have for these options.
 const OTHER_NAMES: [(&str, &str); 9] = [
     ("lock_at_least_for", "hold_at_least"),
     ("lock_at_most_for", "max_hold"),
@@ -54,7 +55,7 @@ const OTHER_NAMES: [(&str, &str); 9] = [
 pub(crate) struct Args {
     pub key: Option<KeyArg>,
     pub keys: Option<KeysArg>,
-    /// The baton that is taken over.
+    /// The baton to take over.
     pub from: Option<Expr>,
     pub segments: Option<u32>,
     pub mode: Option<ModeArg>,
@@ -74,7 +75,7 @@ pub(crate) struct Args {
     pub recheck: Option<LitBool>,
     pub handoff: Option<LitBool>,
     pub krate: Option<Path>,
-    /// The names of the options that were given, right or wrong.
+    /// The names of the options that were given, whether their values are right or wrong.
     given: Vec<Ident>,
 }
 
@@ -90,7 +91,7 @@ pub(crate) enum KeysArg {
     Expr(Group),
 }
 
-/// A guarantee: what it is called here and in `dlock::Requirement`.
+/// A guarantee: its name in the attribute and in `dlock::Requirement`.
 pub(crate) type RequirementName = (&'static str, &'static str);
 
 const REQUIREMENTS: [RequirementName; 10] = [
@@ -106,7 +107,7 @@ const REQUIREMENTS: [RequirementName; 10] = [
     ("hand_over", "HandOver"),
 ];
 
-/// What the runtime accepts.
+/// The bounds of the runtime. A number out of them is an error at compile time already.
 const SEGMENTS: RangeInclusive<u32> = 1..=10_000;
 const PERMITS: RangeInclusive<u32> = 1..=1_000_000;
 
@@ -158,7 +159,7 @@ impl Args {
                     Ok(()) if input.is_empty() || input.peek(Token![,]) => {}
                     Ok(()) => mistakes.at(input.span(), "expected a `,` between two options"),
                 }
-                // What was not read of an option is skipped, so that those after it are checked as well.
+                // The rest of a wrong option is skipped, so that the options after it are checked as well.
                 while !input.is_empty() && !input.peek(Token![,]) {
                     input.parse::<TokenTree>()?;
                 }
@@ -172,17 +173,17 @@ impl Args {
         args
     }
 
-    /// Whether the option was given, be its value right or wrong.
+    /// Is `true` if the option was given, whether its value is right or wrong.
     pub(crate) fn gives(&self, option: &str) -> bool {
         self.given.iter().any(|given| given == option)
     }
 
-    /// Where the option was given, if it was.
+    /// Returns the place at which the option was given, if it was.
     pub(crate) fn given_at(&self, option: &str) -> Option<proc_macro2::Span> {
         self.given.iter().find(|given| *given == option).map(Ident::span)
     }
 
-    /// Reads one `name = value`, and stops anywhere after a mistake.
+    /// Reads one `name = value`. After a mistake it stops anywhere.
     fn option(&mut self, input: ParseStream<'_>, mistakes: &mut Mistakes) -> syn::Result<()> {
         if input.peek(LitStr) {
             let text: LitStr = input.parse()?;
@@ -208,6 +209,7 @@ impl Args {
         if input.is_empty() || input.peek(Token![,]) {
             return Err(missing);
         }
+        // A repeated option is read all the same, so that mistakes in its value show in this build.
         let mut ignored = Self::default();
         let args = if repeated { &mut ignored } else { self };
         args.value(&option, example, input)
@@ -254,7 +256,7 @@ impl Args {
         Ok(())
     }
 
-    /// Options that do not go together, reported at the later one.
+    /// Reports options that do not go together, at the later one.
     fn check(&self, mistakes: &mut Mistakes) {
         let later = |a: &str, b: &str| {
             let at = |option| self.given.iter().position(|given| given == option);
@@ -338,7 +340,7 @@ fn unknown(option: &str) -> String {
     format!("unknown option `{option}`; {meant}expected one of {}", list(names()))
 }
 
-/// A duration as an expression in braces.
+/// Reads a duration as an expression in braces.
 fn block(option: &str, input: ParseStream<'_>) -> syn::Result<Group> {
     let block: Group = input.parse()?;
     if block.stream().is_empty() {
@@ -350,7 +352,7 @@ fn block(option: &str, input: ParseStream<'_>) -> syn::Result<Group> {
     Ok(block)
 }
 
-/// A duration as a string literal with a unit, or as an expression in braces.
+/// Reads a duration as a string literal with a unit, or as an expression in braces.
 fn span_of_time(
     option: &str,
     example: &str,
@@ -364,7 +366,7 @@ fn span_of_time(
     duration::parse(option, &text, bounds).map(DurationArg::Milliseconds)
 }
 
-/// A string literal without a suffix.
+/// Reads a string literal without a suffix.
 fn text(option: &str, example: &str, input: ParseStream<'_>) -> syn::Result<LitStr> {
     let what = format!("`{option}` takes a string literal");
     match input.fork().parse()? {
@@ -491,7 +493,7 @@ fn permits(input: ParseStream<'_>) -> syn::Result<u32> {
     }
 }
 
-/// A number, an expression in braces, or one that names an argument, in angle brackets as in a key.
+/// Reads a number, an expression in braces, or an expression that names an argument, in angle brackets as in a key.
 fn take(input: ParseStream<'_>) -> syn::Result<TakeArg> {
     const WHAT: &str = "`take` is a whole number, an argument, or an expression in braces";
     const EXAMPLE: &str = "take = 2`, `take = <n>` or `take = { n + 1 }";
@@ -524,7 +526,7 @@ fn take(input: ParseStream<'_>) -> syn::Result<TakeArg> {
     }
 }
 
-/// One name or a list of them.
+/// Reads one name or a list of names.
 fn requires(input: ParseStream<'_>) -> syn::Result<Vec<RequirementName>> {
     const EXAMPLE: &str = "requires = \"fencing\"` or `requires = [\"fencing\", \"durable\"]";
     let requirement = |input: ParseStream<'_>| {
@@ -583,7 +585,7 @@ fn crate_path(input: ParseStream<'_>) -> syn::Result<Path> {
     if absolute { Ok(path) } else { Err(syn::Error::new(at, ABSOLUTE)) }
 }
 
-/// An expression, or one that is shown the error: `|error| expression`.
+/// Reads an expression, or a closure that gets the error: `|error| expression`.
 fn on_busy(input: ParseStream<'_>) -> syn::Result<Expr> {
     let expr: Expr = input.parse()?;
     if let Expr::Closure(closure) = &expr {

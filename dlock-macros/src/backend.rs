@@ -1,9 +1,9 @@
-//! The name of a backend, and what is written in its place by mistake.
+//! The name of a backend, and common mistakes in it.
 
 use syn::LitStr;
 
-/// The names that stand for backends of dlock, with their features where they have one, and what else these are
-/// called. An operator's name for a store, such as `cache` or `db`, is none: programs register that on purpose.
+/// The names that stand for backends of dlock, with their features where they have one, and other names for these. An
+/// operator's name for a store, such as `cache` or `db`, is not among them: programs register it on purpose.
 const OTHER_NAMES: [(&str, &[&str]); 6] = [
     ("memory", &["in-memory", "in_memory"]),
     ("mysql", &["mariadb"]),
@@ -24,7 +24,7 @@ pub(crate) fn backend(name: &LitStr) -> syn::Result<LitStr> {
         );
     }
     if let Some(scheme) = scheme(&value) {
-        // The URL itself is not repeated: what it may have in it stands in enough places already.
+        // The URL is not repeated: it may hold a password, and stands in enough places already.
         let (a_name, name) = known(scheme).map_or(("a name, such as ", "orders"), |known| ("", known));
         let variable = name.to_uppercase();
         return refuse(format!(
@@ -39,9 +39,9 @@ pub(crate) fn backend(name: &LitStr) -> syn::Result<LitStr> {
                 .to_owned(),
         );
     }
-    // A program may have registered one of these names all the same, as that of its MariaDB beside a MySQL. For almost
-    // all others it is a slip that nothing notices until the first call, and the check of the feature passes by. No
-    // name is out of reach therefore, and the error has the way to those.
+    // A program may have registered such a name on purpose, as that of its MariaDB beside a MySQL. For almost all
+    // others it is a slip, which passes the check of the feature and shows only at the first call. So the name is
+    // refused, and the error says how to reach locks that are registered under it.
     if let Some(known) = known(&value).filter(|known| *known != value) {
         return refuse(format!(
             "the backend `{value}` is called `{known}` here; write `backend = \"{known}\"`; where locks are registered \
@@ -51,14 +51,14 @@ pub(crate) fn backend(name: &LitStr) -> syn::Result<LitStr> {
     Ok(name.clone())
 }
 
-/// The name of the backend that is meant, in any case.
+/// Returns the name of the backend that is meant, in any case of letters.
 fn known(name: &str) -> Option<&'static str> {
     let is_meant = |other: &&str| other.eq_ignore_ascii_case(name);
     let mut all = OTHER_NAMES.into_iter();
     all.find(|(known, others)| is_meant(known) || others.iter().any(is_meant)).map(|(known, _)| known)
 }
 
-/// The first word of the scheme, as of `redis+sentinel`, where it is a URL.
+/// Returns the first word of the scheme, such as that of `redis+sentinel`, if `value` is a URL.
 fn scheme(value: &str) -> Option<&str> {
     let (scheme, rest) = value.split_once(':')?;
     let first = scheme.split('+').next().unwrap_or(scheme);

@@ -1,16 +1,16 @@
-//! What dlock is called in the package that uses the attribute.
+//! The name of dlock in the package that uses the attribute.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The package, which is what a manifest renames.
+/// The name of the package, which a manifest may rename.
 const PACKAGE: &str = "dlock-sdk";
-/// Its library, which is its name where nothing is renamed.
+/// The name of its library, which applies where nothing is renamed.
 const LIBRARY: &str = "dlock";
 
-/// The name of the crate: another one than `dlock` where the manifest says `name = { package = "dlock-sdk", … }`.
-/// What cannot be found out is not renamed: the compiler then says that there is no `dlock`, and `crate = ::name`
+/// Returns the name of the crate, which is not `dlock` where the manifest says `name = { package = "dlock-sdk", … }`.
+/// If the manifest cannot be read, the name is `dlock`: the compiler then says that there is none, and `crate = ::name`
 /// helps.
 pub(crate) fn name() -> String {
     let directory = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
@@ -23,7 +23,7 @@ fn manifest(directory: &Path) -> Option<String> {
     fs::read_to_string(directory.join("Cargo.toml")).ok()
 }
 
-/// The new name, which `manifest` or, for `name.workspace = true`, that of the workspace gives.
+/// Returns the new name, which `manifest` gives, or the manifest of the workspace for `name.workspace = true`.
 fn renamed(manifest: &str, around: impl Iterator<Item = String>) -> Option<String> {
     let is_used = |wanted: &str| keys(manifest).any(|(key, _)| key == wanted);
     let own = names(manifest);
@@ -35,7 +35,7 @@ fn renamed(manifest: &str, around: impl Iterator<Item = String>) -> Option<Strin
     (name != LIBRARY).then(|| name.replace('-', "_"))
 }
 
-/// The names under which a manifest has the package.
+/// Returns the names under which a manifest has the package.
 fn names(manifest: &str) -> Vec<String> {
     let is_ours = |value: &str| {
         let value: String = value.chars().filter(|c| !c.is_whitespace()).collect();
@@ -44,7 +44,8 @@ fn names(manifest: &str) -> Vec<String> {
     keys(manifest).filter(|(_, value)| is_ours(value)).map(|(key, _)| key.to_owned()).collect()
 }
 
-/// The dependencies, each with the rest of its line; of one with a table of its own, each line of the table.
+/// Returns the dependencies, each with the rest of its line. A dependency with a table of its own comes with each line
+/// of the table.
 fn keys(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut table = None;
     manifest.lines().filter_map(move |line| {

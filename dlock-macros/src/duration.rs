@@ -1,11 +1,11 @@
-//! Durations as text with a unit, such as `"30s"`: checked here, so that none can fail at run time.
+//! Durations as text with a unit, such as `"30s"`: checked at compile time, so that none can fail at run time.
 
 use std::ops::RangeInclusive;
 use syn::LitStr;
 
 const DAY: u64 = 24 * 60 * 60 * 1000;
 
-/// What the runtime accepts, in milliseconds.
+/// The bounds of the runtime, in milliseconds.
 pub(crate) const LEASE: RangeInclusive<u64> = 50..=DAY;
 pub(crate) const WAIT: RangeInclusive<u64> = 1..=DAY;
 pub(crate) const MAX_HOLD: RangeInclusive<u64> = 50..=30 * DAY;
@@ -13,7 +13,7 @@ pub(crate) const HOLD_AT_LEAST: RangeInclusive<u64> = 1..=30 * DAY;
 
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
 
-/// The milliseconds that `text` stands for.
+/// Parses `text` into milliseconds.
 pub(crate) fn parse(option: &str, text: &LitStr, bounds: &RangeInclusive<u64>) -> syn::Result<u64> {
     milliseconds(option, &text.value(), bounds).map_err(|message| syn::Error::new(text.span(), message))
 }
@@ -50,7 +50,7 @@ fn milliseconds(option: &str, text: &str, bounds: &RangeInclusive<u64>) -> Resul
     })
 }
 
-/// In the largest unit that is exact.
+/// Formats a duration in the largest unit that is exact.
 fn written(milliseconds: u64) -> String {
     let (unit, factor) =
         UNITS.iter().rev().find(|(_, factor)| milliseconds.is_multiple_of(*factor)).unwrap_or(&UNITS[0]);

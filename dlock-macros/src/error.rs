@@ -1,4 +1,4 @@
-//! Collects mistakes, so that one build shows all of them.
+//! A collection of mistakes, so that one build shows all of them.
 
 use proc_macro2::{Span, TokenStream};
 use quote::quote;
@@ -33,8 +33,8 @@ impl Mistakes {
     }
 }
 
-/// The item as it was written, with the mistakes beside it: its callers still find it, so that the
-/// mistakes are the only errors shown, and editors keep completing inside it.
+/// Returns the item as it was written, with the mistakes beside it. The callers of the item still find it, so that the
+/// mistakes are the only errors, and editors keep completing in it.
 pub(crate) fn report(mistakes: &syn::Error, item: &TokenStream) -> TokenStream {
     let errors = mistakes.to_compile_error();
     quote!(#item #errors)

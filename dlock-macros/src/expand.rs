@@ -37,14 +37,16 @@ use syn::LitStr;
 use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 
-/// Backends that are behind a cargo feature of the same name.
+/// The backends that are behind a cargo feature of the same name.
 const FEATURES: [&str; 5] = ["redis", "zk", "sqlite", "postgres", "mysql"];
 
 pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let mut mistakes = Mistakes::default();
+    // Kept as it was written: an argument that only an option names is used too.
     let written = args.clone();
     let args = Args::parse(args, &mut mistakes);
     let function = mistakes.take(Function::parse(item.clone()));
+    // All mistakes are collected before anything is returned, so that one build shows them all.
     let expanded = function.and_then(|function| locked(&args, &written, &function, &mut mistakes));
     match (expanded, mistakes.into_error()) {
         (_, Some(mistakes)) => report(&mistakes, &item),
@@ -52,7 +54,7 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     }
 }
 
-/// The function with the lock around its body, or nothing when there were mistakes.
+/// Returns the function with the lock around its body, or `None` if there were mistakes.
 fn locked(
     args: &Args,
     written: &TokenStream,
@@ -90,6 +92,7 @@ fn locked(
         quote_spanned!(here=> let baton = #private::baton(#given);)
     });
     if let Some(segments) = args.segments {
+        // Segments may run the body several times, and have an expansion of their own.
         let run = in_segments(args, function, written, &private, &output);
         let segments = Literal::u32_suffixed(segments);
         return Some(function.with_body(&quote_spanned! {here=>
@@ -103,7 +106,7 @@ fn locked(
     let body = &function.body.block;
     let (options, body) = match on_busy(args) {
         None => (options, quote_spanned!(here=> #guard #body)),
-        // First of all in the body, so that the expression has the arguments without keeping room for them twice.
+        // The match stands first in the body: the expression then has the arguments without a second copy of them.
         Some(returned) => (
             quote_spanned!(here=> #options.has_on_busy()),
             quote_spanned! {here=>
@@ -114,7 +117,7 @@ fn locked(
             },
         ),
     };
-    // With `return`, for those who deny clippy's `implicit_return`; its opposite spares what a macro wrote.
+    // `return` is for users who deny clippy's `implicit_return`; the opposite lint skips what a macro wrote.
     Some(function.with_body(&quote_spanned! {here=>
         #backend
         #baton
@@ -129,10 +132,10 @@ fn locked(
     }))
 }
 
-/// Where dlock is, and what generated code uses of it.
+/// Returns the paths of dlock and of its module for generated code.
 ///
-/// Everything generated has spans of the macro: no name meets one of the user's, and no lint of the user's finds fault
-/// with it.
+/// Everything generated has spans of the macro: no name collides with one of the user's, and none of the user's lints
+/// applies to it.
 pub(crate) fn paths(args: &Args) -> (TokenStream, TokenStream) {
     let here = Span::mixed_site();
     let dlock = match &args.krate {
@@ -146,10 +149,10 @@ pub(crate) fn paths(args: &Args) -> (TokenStream, TokenStream) {
     (dlock, private)
 }
 
-/// The body in one segment after the other, until one was not exhausted.
+/// Runs the body in one segment after the other, until one was not exhausted.
 ///
-/// It may run several times, so that it borrows the arguments, each as a whole and for itself alone: a future that
-/// holds such a borrow is `Send` where the argument is. They are dropped before the last segment is released.
+/// The body may run several times, so it borrows the arguments, each as a whole and by itself: a future that holds such
+/// a borrow is `Send` where the argument is. The arguments are dropped before the last segment is released.
 fn in_segments(
     args: &Args,
     function: &Function,
@@ -197,12 +200,13 @@ fn in_segments(
             });
             attempts.await
         };
+        // Outside of the block that owns the arguments: those are dropped before the segment is released.
         section.leave().await;
         outcome
     }
 }
 
-/// What to do when the lock is busy, as an arm of a `match` on what entering gave, which leaves a loop.
+/// Returns the arm of a `match` that leaves a loop with the value of `on_busy` if the lock is busy.
 fn busy(args: &Args, private: &TokenStream) -> Option<TokenStream> {
     let returned = on_busy(args)?;
     Some(quote_spanned! {Span::mixed_site()=>
@@ -210,10 +214,10 @@ fn busy(args: &Args, private: &TokenStream) -> Option<TokenStream> {
     })
 }
 
-/// The value of `on_busy`, where `error` is the error.
+/// Returns the value of `on_busy`, in code where `error` is the error.
 fn on_busy(args: &Args) -> Option<TokenStream> {
     Some(match args.on_busy.as_ref()? {
-        // Not called as a closure, so that `?` and `.await` work in it.
+        // The closure's body is inlined, so that `?` and `.await` work in it.
         syn::Expr::Closure(closure) => {
             let (error, returned) = (closure.inputs.first(), &closure.body);
             quote_spanned!(Span::mixed_site()=> { let #error = error; #returned })
@@ -222,27 +226,28 @@ fn on_busy(args: &Args) -> Option<TokenStream> {
     })
 }
 
-/// Any failure of the lock, as an arm of a `match` that leaves a loop.
+/// Returns the arm of a `match` that leaves a loop with any failure of the lock.
 pub(crate) fn failed(private: &TokenStream, output: &TokenStream) -> TokenStream {
     quote_spanned! {Span::mixed_site()=>
         ::core::result::Result::Err(error) => break #private::from_lock::<#output>(error),
     }
 }
 
-/// Makes the arguments mutable, and borrows each that the body names mutably: the future of the body is then `Send`
-/// wherever the argument is, though it need not be `Sync`. They are dropped in the order of a plain function.
+/// Makes the arguments mutable, and borrows each argument that the body names mutably: the future of the body is then
+/// `Send` wherever the argument is, though the argument need not be `Sync`. The arguments are dropped in the order of a
+/// plain function.
 pub(crate) fn borrows(function: &Function, written: &TokenStream) -> (TokenStream, TokenStream) {
     let here = Span::mixed_site();
     let (mut rebound, mut borrowed) = (TokenStream::new(), TokenStream::new());
     for argument in function.arguments.iter().filter(|argument| argument.name != "self") {
         let Some((cfgs, name)) = captured(argument, function, written) else { continue };
         let mention = quote_spanned!(here=> #cfgs let _ = &mut #name;);
-        // Else the parameter's own `mut` would be reported as unused.
+        // Without this mention, the parameter's own `mut` would be reported as unused.
         rebound.extend(argument.mutable.then(|| mention.clone()));
-        // Where it is written, so that the compiler names it when the body moves it.
+        // The span is that of the parameter, so that the compiler names it when the body moves it.
         let own = &argument.name;
         let own = quote_spanned!(own.span()=> mut #own);
-        // It is the parameter's own name again, on purpose.
+        // The binding shadows the parameter on purpose.
         let allow = quote_spanned!(here=> #[allow(clippy::shadow_same, clippy::shadow_reuse, clippy::shadow_unrelated)]);
         rebound.extend(quote_spanned!(here=> #cfgs #allow let #own = #name; #mention));
         if mentions(&function.body.block.stream(), &name.to_string()) {
@@ -275,7 +280,7 @@ pub(crate) fn key(args: &Args, function: &Function, mistakes: &mut Mistakes) -> 
     }
 }
 
-/// The keys of a batch, as a `Vec<String>`.
+/// Returns the keys of a batch, as a `Vec<String>`.
 fn several(
     keys: &KeysArg,
     function: &Function,
@@ -297,7 +302,7 @@ fn several(
     }
 }
 
-/// What spans and metrics are labelled with: never the key, of which there can be any number.
+/// Returns the labels of spans and metrics. The key is none of them, since there can be any number of keys.
 pub(crate) fn site(args: &Args, function: &Function) -> TokenStream {
     let name = function.name.unraw().to_string();
     let template = match (&args.key, &args.keys) {
@@ -310,11 +315,11 @@ pub(crate) fn site(args: &Args, function: &Function) -> TokenStream {
     quote_spanned!(Span::mixed_site()=> ::core::concat!(::core::module_path!(), "::", #name), #template)
 }
 
-/// Statements that must come first, and where to lock.
+/// Returns the statements that must come first, and the source of the locks.
 pub(crate) fn source(args: &Args, private: &TokenStream) -> (TokenStream, TokenStream) {
     let here = Span::mixed_site();
     if let Some(locks) = &args.locks {
-        // A handle of them, so that the body can move what it was borrowed from.
+        // The section has a handle of the locks, so that the body can move the value that they were borrowed from.
         let at = here.located_at(locks.span());
         let given = quote_spanned!(at=> &#locks);
         return (TokenStream::new(), quote_spanned!(here=> #private::locks_of(#given)));
@@ -325,7 +330,7 @@ pub(crate) fn source(args: &Args, private: &TokenStream) -> (TokenStream, TokenS
     }
 }
 
-/// An error at the backend's name when its cargo feature is off.
+/// Returns the check that the backend's cargo feature is on, whose error is shown at the backend's name.
 fn feature(name: &LitStr, private: &TokenStream) -> TokenStream {
     let value = name.value();
     if !FEATURES.contains(&value.as_str()) {
@@ -335,7 +340,7 @@ fn feature(name: &LitStr, private: &TokenStream) -> TokenStream {
     located_at(name.span(), quote_spanned!(Span::mixed_site()=> #private::#require! {}))
 }
 
-/// The same tokens, shown at another place.
+/// Returns the tokens with another place in the source.
 fn located_at(place: Span, tokens: TokenStream) -> TokenStream {
     let relocate = |mut token: TokenTree| {
         if let TokenTree::Group(group) = &token {
@@ -391,7 +396,7 @@ pub(crate) fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
                 let take = Literal::u32_suffixed(*take);
                 quote_spanned!(here=> #take)
             }
-            // Not converted, so that a literal in it is a `u32`.
+            // The expression is not converted, so that a literal in it is a `u32`.
             Some(TakeArg::Expr(take)) => {
                 let expression = take.stream();
                 quote_spanned!(here.located_at(take.span())=> { #expression })
@@ -422,15 +427,15 @@ pub(crate) fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     options
 }
 
-/// The user's expression, converted into `ty`.
+/// Returns the user's expression, converted into `ty`.
 fn expression(block: &Group, ty: &TokenStream) -> TokenStream {
     let at = Span::mixed_site().located_at(block.span());
     let expr = block.stream();
     quote_spanned!(at=> ::core::convert::Into::<#ty>::into({ #expr }))
 }
 
-/// Moves every argument into the body, the last one first: what is captured is dropped in this order, which
-/// is that of a plain function. A parameter `_` has no name, and stays outside.
+/// Moves every argument into the body, the last one first: captures are dropped in the order of their mention, which is
+/// that of a plain function. A parameter `_` has no name, and stays outside.
 ///
 /// An argument that is not used anywhere stays outside too, so that the compiler reports it as unused.
 pub(crate) fn captures(function: &Function, written: &TokenStream) -> TokenStream {
@@ -441,7 +446,7 @@ pub(crate) fn captures(function: &Function, written: &TokenStream) -> TokenStrea
     captures.collect()
 }
 
-/// The attributes and the name with which generated code mentions an argument that belongs to the body.
+/// Returns the attributes and the name by which generated code mentions an argument that belongs to the body.
 fn captured(argument: &Argument, function: &Function, written: &TokenStream) -> Option<(TokenStream, Ident)> {
     let here = Span::mixed_site();
     let mut name = argument.name.clone();
@@ -451,13 +456,15 @@ fn captured(argument: &Argument, function: &Function, written: &TokenStream) -> 
     if !unused && !used {
         return None;
     }
+    // Resolved where the user wrote it, so that it is the user's name, and shown at the macro, so that no lint of the
+    // user's applies.
     name.set_span(here.resolved_at(name.span()));
     let cfgs = &argument.cfgs;
     let allow = unused.then(|| quote_spanned!(here=> #[allow(clippy::used_underscore_binding)]));
     Some((quote_spanned!(here=> #(#cfgs)* #allow), name))
 }
 
-/// Whether the name occurs, be it in a format string.
+/// Is `true` if the name occurs, also if only in a format string.
 fn mentions(tokens: &TokenStream, name: &str) -> bool {
     tokens.clone().into_iter().any(|token| match token {
         TokenTree::Ident(ident) => ident == name,
@@ -467,7 +474,7 @@ fn mentions(tokens: &TokenStream, name: &str) -> bool {
     })
 }
 
-/// Whether the text of a literal has the name in braces or angle brackets, as a format string or a key has it.
+/// Is `true` if the text of a literal has the name in braces or angle brackets, as a format string or a key has it.
 fn is_placeholder(text: &str, name: &str) -> bool {
     let mut rest = text;
     while let Some(open) = rest.find(['{', '<']) {

@@ -16,30 +16,30 @@ pub(crate) struct Function {
     pub header: TokenStream,
     pub name: Ident,
     pub arguments: Vec<Argument>,
-    /// Its const parameters, which a key can name as well.
+    /// The const parameters of the function, which a key can name as well.
     constants: Vec<Ident>,
     pub body: Body,
     output: Output,
     wrapping: Option<Wrapping>,
-    /// The lifetimes of its `&mut` arguments, as far as a return type can name them; `None` for an elided one.
+    /// The lifetimes of the `&mut` arguments that a return type can name; `None` for an elided one.
     mutable: Vec<Option<Lifetime>>,
 }
 
 /// A name that the parameters bind.
 pub(crate) struct Argument {
     pub name: Ident,
-    /// Whether its binding is.
+    /// Is `true` for a `mut` binding.
     pub mutable: bool,
-    /// The `#[cfg]`s of its parameter.
+    /// The `#[cfg]`s of the parameter.
     pub cfgs: Vec<Attribute>,
 }
 
 pub(crate) struct Body {
-    /// `#![…]` at its start, which are attributes of the function.
+    /// The `#![…]` at the start of the body, which are attributes of the function.
     inner_attributes: TokenStream,
     /// The statements in braces of their own.
     pub block: Group,
-    /// Where the function's braces are.
+    /// The place of the function's braces.
     span: Span,
 }
 
@@ -48,10 +48,10 @@ enum Output {
     Type(Box<Type>),
 }
 
-/// What stands around the body in a function that returns its future: `async move { … }`, or in a box, as
-/// `#[async_trait]` makes them, `Box::pin(async move { … })`.
+/// The code around the body in a function that returns its future: `async move { … }`, or in a box, as `#[async_trait]`
+/// writes it, `Box::pin(async move { … })`.
 struct Wrapping {
-    /// `Box::pin`, where it is in a box.
+    /// `Box::pin`, if the future is in a box.
     pin: Option<TokenStream>,
     r#async: TokenStream,
 }
@@ -132,17 +132,17 @@ impl Function {
         Ok(Self { header, name, arguments, constants, body, output, wrapping, mutable })
     }
 
-    /// The names a placeholder can use.
+    /// Returns the names that a placeholder can use.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Ident> {
         self.arguments.iter().map(|argument| &argument.name).chain(&self.constants)
     }
 
-    /// Whether it returns `Box::pin(async move { … })` instead of being `async`.
+    /// Is `true` if the function returns `Box::pin(async move { … })` instead of being `async`.
     pub(crate) fn is_boxed(&self) -> bool {
         self.wrapping.as_ref().is_some_and(|wrapping| wrapping.pin.is_some())
     }
 
-    /// The type its future resolves to, written so that it can stand in a `let`.
+    /// Returns the type that the future resolves to, in a form that can stand in a `let`.
     pub(crate) fn output(&self) -> syn::Result<TokenStream> {
         let mut output = match &self.output {
             Output::Type(ty) if self.wrapping.is_some() => match future_output(ty) {
@@ -165,7 +165,7 @@ impl Function {
         Ok(output.into_token_stream())
     }
 
-    /// An error where the function returns a `&mut` of an argument: a body that may run again borrows the arguments for
+    /// Refuses a function that returns a `&mut` of an argument. A body that may run again borrows the arguments for
     /// each run, and could give the borrow away only once.
     pub(crate) fn returns_no_mutable_borrow(&self) -> syn::Result<()> {
         let returned = match &self.output {
@@ -185,12 +185,12 @@ impl Function {
         }
     }
 
-    /// `statements` as the whole body of the function.
+    /// Returns the function with `statements` as its whole body.
     pub(crate) fn with_body(&self, statements: &TokenStream) -> TokenStream {
         self.with_header_and_body(&self.header, statements)
     }
 
-    /// What stands before the body, with another type to return: what `change` makes of the one that was written.
+    /// Returns the header of the function with another return type: what `change` makes of the written one.
     pub(crate) fn header_with(&self, change: impl FnOnce(&Type) -> TokenStream) -> syn::Result<TokenStream> {
         let Output::Type(written) = &self.output else { return Ok(self.header.clone()) };
         if self.wrapping.is_some() {
@@ -224,7 +224,7 @@ impl Function {
     }
 }
 
-/// Everything of a function up to its body.
+/// The part of a function before its body.
 struct Header {
     attributes: Vec<Attribute>,
     visibility: Visibility,
@@ -262,8 +262,8 @@ impl Body {
     }
 }
 
-/// The user's braces would be reported as unused in the place where the block goes. Where they stand
-/// is kept, so that a mismatch is shown at the body.
+/// Puts the statements into generated braces, since the user's would be reported as unused in the place where the block
+/// goes. The place of the user's braces is kept, so that a mismatch is shown at the body.
 fn generated_block(statements: TokenStream, braces: Span) -> Group {
     let mut block = Group::new(Delimiter::Brace, statements);
     block.set_span(Span::mixed_site().located_at(braces));
@@ -271,7 +271,7 @@ fn generated_block(statements: TokenStream, braces: Span) -> Group {
 }
 
 impl Wrapping {
-    /// The parts of `async move { … }` or `Box::pin(async move { … })` when that is all there is.
+    /// Splits `async move { … }` or `Box::pin(async move { … })`, if that is all there is.
     fn find(block: &Group) -> Option<(Self, Group)> {
         let mut tokens: Vec<TokenTree> = block.stream().into_iter().collect();
         if let Some((r#async, body)) = async_block(&tokens) {
@@ -293,7 +293,7 @@ impl Wrapping {
     }
 }
 
-/// `async move` and the braces after it.
+/// Splits `async move` from the braces after it.
 fn async_block(tokens: &[TokenTree]) -> Option<(TokenStream, Group)> {
     match tokens {
         [TokenTree::Ident(r#async), TokenTree::Ident(r#move), TokenTree::Group(body)]
@@ -305,8 +305,8 @@ fn async_block(tokens: &[TokenTree]) -> Option<(TokenStream, Group)> {
     }
 }
 
-/// The lifetimes of the `&mut` arguments that the return type can borrow from: all that are named, and the elided one
-/// that an elided lifetime of the return type stands for.
+/// Returns the lifetimes of the `&mut` arguments that the return type can borrow from: all that are named, and the
+/// elided one that an elided lifetime of the return type stands for.
 fn mutable_borrows(signature: &Signature) -> Vec<Option<Lifetime>> {
     let is_borrow = |receiver: &Receiver| matches!(receiver.kind, ReceiverKind::Reference(..));
     let has_self_borrow = signature.receiver().is_some_and(is_borrow);
@@ -325,7 +325,7 @@ fn mutable_borrows(signature: &Signature) -> Vec<Option<Lifetime>> {
     borrows.collect()
 }
 
-/// Whether `&mut`, or `&'a mut`, occurs.
+/// Is `true` if `&mut`, or `&'a mut` for a lifetime, occurs in the tokens.
 fn gives_away(tokens: &TokenStream, lifetime: Option<&Lifetime>) -> bool {
     let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
     let is = |token: &TokenTree, text: &str| token.to_string() == text;
@@ -345,7 +345,7 @@ fn gives_away(tokens: &TokenStream, lifetime: Option<&Lifetime>) -> bool {
     here || tokens.iter().any(inside)
 }
 
-/// Without the invisible groups that `macro_rules!` puts around what it captured.
+/// Removes the invisible groups that `macro_rules!` puts around its captures.
 fn ungrouped(tokens: TokenStream) -> TokenStream {
     let mut inside = tokens.clone().into_iter();
     match (inside.next(), inside.next()) {
@@ -363,7 +363,7 @@ fn braces(token: &TokenTree) -> Option<Group> {
     }
 }
 
-/// Whether there is an `fn` outside of every bracket: then the parser's own error is to the point.
+/// Is `true` if there is an `fn` outside of every bracket: then the parser's own error is to the point.
 fn starts_as_function(header: &TokenStream) -> bool {
     header.clone().into_iter().any(|token| matches!(token, TokenTree::Ident(word) if word == "fn"))
 }
@@ -372,8 +372,8 @@ fn cfgs(attributes: &[Attribute]) -> Vec<Attribute> {
     attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")).cloned().collect()
 }
 
-/// The names that a pattern binds. What is not known here is left out, and the compiler reports what
-/// follows from it in better words than this could.
+/// Collects the names that a pattern binds. A pattern that is not known here is left out: the compiler's error about
+/// the missing name is better than any from here.
 fn bindings(pattern: &Pat, cfgs: &[Attribute], found: &mut Vec<Argument>) {
     let mut all = |patterns: &mut dyn Iterator<Item = &Pat>| {
         for pattern in patterns {
@@ -387,7 +387,7 @@ fn bindings(pattern: &Pat, cfgs: &[Attribute], found: &mut Vec<Argument>) {
         Pat::Struct(fields) => all(&mut fields.fields.iter().map(|field| &*field.pat)),
         Pat::Reference(reference) => bindings(&reference.pat, cfgs, found),
         Pat::Paren(paren) => bindings(&paren.pat, cfgs, found),
-        // Every case binds the same names.
+        // Every case of an or-pattern binds the same names.
         Pat::Or(or) => all(&mut or.cases.first().into_iter()),
         Pat::Ident(binding) => {
             let mutable = binding.by_ref.is_none() && binding.mutability.is_some();
@@ -400,7 +400,7 @@ fn bindings(pattern: &Pat, cfgs: &[Attribute], found: &mut Vec<Argument>) {
     }
 }
 
-/// `T` of `Pin<Box<dyn Future<Output = T> + …>>` or `impl Future<Output = T> + …`.
+/// Returns `T` of `Pin<Box<dyn Future<Output = T> + …>>` or `impl Future<Output = T> + …`.
 fn future_output(ty: &Type) -> Option<&Type> {
     match ty {
         Type::Path(path)
@@ -419,7 +419,7 @@ fn future_output(ty: &Type) -> Option<&Type> {
     }
 }
 
-/// `T` of `Future<Output = T>`.
+/// Returns `T` of `Future<Output = T>`.
 fn output_of(bound: &TypeParamBound) -> Option<&Type> {
     let TypeParamBound::Trait(bound) = bound else { return None };
     arguments(&bound.path)?.iter().find_map(|argument| match argument {
@@ -435,7 +435,7 @@ fn arguments(path: &Path) -> Option<&syn::punctuated::Punctuated<GenericArgument
     }
 }
 
-/// `impl Trait` cannot be written in a `let`; `_` stands for the same type there.
+/// Replaces `impl Trait`, which cannot be written in a `let`, by `_`, which stands for the same type there.
 fn erase_impl_trait(ty: &mut Type) {
     match ty {
         Type::ImplTrait(opaque) => {

@@ -1,4 +1,4 @@
-//! The pages below `docs/` as modules of the documentation, with links that lead somewhere there.
+//! The pages below `docs/` as modules of the documentation, with links that resolve there.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -7,11 +7,11 @@ use proc_macro2::{Span, TokenStream};
 use quote::quote;
 use syn::{Ident, LitStr};
 
-/// Attributes are documented where the facade re-exports them; these are the pages of their documentation.
+/// The pages that document attributes: those are documented where the facade re-exports them.
 const ATTRIBUTES: [(&str, &str); 3] =
     [("src/macro.md", "distributed_lock"), ("src/leader.md", "leader"), ("src/once.md", "once")];
 
-/// Makes a module of each page of the package that is compiled, those of `docs/backends` beside the others.
+/// Makes a module of each page of the package that is compiled. The pages of `docs/backends` stand beside the others.
 pub(crate) fn expand() -> TokenStream {
     modules().unwrap_or_else(|error| {
         let error = format!("the guides cannot be read: {error}");
@@ -45,13 +45,13 @@ fn modules() -> std::io::Result<TokenStream> {
     Ok(modules)
 }
 
-/// The module of a page: `which_lock` for `docs/which-lock.md`.
+/// Returns the name of a page's module: `which_lock` for `docs/which-lock.md`.
 fn module_of(page: &Path) -> String {
     page.file_stem().unwrap_or_default().to_string_lossy().replace('-', "_")
 }
 
-/// A page of `directory` with each link to a file of the repository as one that rustdoc resolves, or that leads to the
-/// repository. What is code stays as it is.
+/// Returns a page of `directory` in which each link to a file of the repository is one that rustdoc resolves, or leads
+/// to the repository. Code stays as it is.
 fn with_links_of_rustdoc(page: &str, directory: &str, repository: &str) -> String {
     let (mut text, mut is_block, mut is_code) = (String::with_capacity(page.len()), false, false);
     for line in page.split_inclusive('\n') {
@@ -61,7 +61,7 @@ fn with_links_of_rustdoc(page: &str, directory: &str, repository: &str) -> Strin
             text.push_str(line);
             continue;
         }
-        // No code goes on behind the end of a paragraph.
+        // Inline code ends with its paragraph.
         is_code &= !line.trim().is_empty();
         for (at, part) in line.split('`').enumerate() {
             if at > 0 {
@@ -90,7 +90,7 @@ fn with_links(prose: &str, directory: &str, repository: &str, text: &mut String)
     }
 }
 
-/// The target of a link as rustdoc has it.
+/// Returns the target of a link in the form of rustdoc.
 fn of_rustdoc(link: &str, directory: &str, repository: &str) -> String {
     let (file, heading) = link.find('#').map_or((link, ""), |at| link.split_at(at));
     if file.is_empty() || file.contains(':') {

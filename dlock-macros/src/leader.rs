@@ -31,7 +31,7 @@ use crate::expand::{borrows, captures, failed, key, options, paths, site, source
 use crate::function::Function;
 use crate::own::{renamed, split, value_of};
 
-/// What belongs to elections alone.
+/// The options that only elections have.
 #[derive(Default)]
 struct Own {
     term: Option<Ident>,
@@ -39,7 +39,7 @@ struct Own {
     eligibility: Option<Expr>,
 }
 
-/// What a lock has, and a term of office has not.
+/// The options of a lock that a term of office does not have, each with the reason.
 const NOT_HERE: [(&str, &str); 16] = [
     ("keys", "an election has one key"),
     ("segments", "an election has one leader"),
@@ -143,7 +143,7 @@ fn elected(
 }
 
 impl Own {
-    /// Takes out what belongs to elections, and leaves the rest.
+    /// Takes the options of elections out of `args`, and returns the rest.
     fn split(args: TokenStream, mistakes: &mut Mistakes) -> (Self, TokenStream) {
         let mut own = Self::default();
         let rest = split(args, |name, value| {

@@ -21,10 +21,10 @@ use crate::expand::{captures, check_guard, key, options, paths, site, source};
 use crate::function::Function;
 use crate::own::{renamed, split, value_of};
 
-/// What belongs to jobs alone.
+/// The options that only jobs have.
 #[derive(Default)]
 struct Own {
-    /// The window, and the option that said so.
+    /// The window, with the name of the option that set it.
     window: Option<(Ident, Window)>,
     on_error: Option<bool>,
     on_crash: Option<(Span, bool)>,
@@ -35,7 +35,7 @@ enum Window {
     Expr(Group),
 }
 
-/// What a lock has, and a job has not.
+/// The options of a lock that a job does not have, each with the reason.
 const NOT_HERE: [(&str, &str); 13] = [
     ("keys", "a job has one key"),
     ("segments", "a job has one key"),
@@ -124,7 +124,7 @@ fn job(
 }
 
 impl Own {
-    /// Takes out what belongs to jobs, and leaves the rest.
+    /// Takes the options of jobs out of `args`, and returns the rest.
     fn split(args: TokenStream, mistakes: &mut Mistakes) -> (Self, TokenStream) {
         let mut own = Self::default();
         let rest = split(args, |name, value| {
@@ -153,7 +153,7 @@ impl Own {
         (own, rest)
     }
 
-    /// What contradicts itself.
+    /// Reports options that contradict each other.
     fn check(&self, args: &Args, mistakes: &mut Mistakes) {
         let Some((option, window)) = &self.window else {
             if mistakes.is_empty() {
@@ -200,7 +200,7 @@ fn window(name: &Ident, value: TokenStream) -> syn::Result<Window> {
     duration::parse(&option, &text, &duration::HOLD_AT_LEAST).map(Window::Milliseconds)
 }
 
-/// Whether the job is skipped after that, and not run again.
+/// Parses `"rerun"` or `"skip"`. Returns `true` if the job is skipped after the failure in question.
 fn skips(name: &Ident, value: TokenStream) -> syn::Result<bool> {
     let what = format!("`{name}` is \"rerun\" or \"skip\"; write `{name} = \"skip\"`");
     let text = value_of::<LitStr>(name, value, &what)?;

@@ -1,9 +1,9 @@
-//! What attributes besides `#[distributed_lock]` have of their own, among the options of a lock.
+//! The options that an attribute other than `#[distributed_lock]` has besides those of a lock.
 
 use proc_macro2::{Group, Ident, Literal, Punct, Spacing, Span, TokenStream, TokenTree};
 use syn::parse::{Parse, ParseStream, Parser};
 
-/// Gives each option to `take`, with its name and its value, and returns those that it did not take.
+/// Offers each option to `take`, with its name and its value, and returns the options that `take` refused.
 pub(crate) fn split(args: TokenStream, mut take: impl FnMut(&Ident, TokenStream) -> bool) -> TokenStream {
     let mut rest = TokenStream::new();
     let tokens: Vec<TokenTree> = args.into_iter().collect();
@@ -21,13 +21,13 @@ pub(crate) fn split(args: TokenStream, mut take: impl FnMut(&Ident, TokenStream)
     rest
 }
 
-/// The value of the option `name`, which has to be of the kind that `what` says.
+/// Parses the value of the option `name`. The error is `what`.
 pub(crate) fn value_of<T: Parse>(name: &Ident, value: TokenStream, what: &str) -> syn::Result<T> {
     let parser = |input: ParseStream<'_>| input.parse::<T>();
     parser.parse2(value).map_err(|_| syn::Error::new(name.span(), what))
 }
 
-/// The texts of mistakes name the attribute that was written, as `#[leader`.
+/// Makes the texts of mistakes name the attribute that was written, such as `#[leader`.
 pub(crate) fn renamed(tokens: TokenStream, attribute: &str) -> TokenStream {
     let rename = |token: TokenTree| match token {
         TokenTree::Group(group) => {

@@ -1,6 +1,6 @@
-//! "Did you mean": the nearest of some names.
+//! Suggestions for a misspelled name: the nearest of some names.
 
-/// The name nearest to `wrong`, when it is near enough to be a slip of the keyboard.
+/// Returns the name nearest to `wrong`, if it is near enough to be a slip of the keyboard.
 pub(crate) fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (wrong.chars().count() / 3).max(1);
     names
@@ -11,12 +11,13 @@ pub(crate) fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>)
         .map(|(_, name)| name)
 }
 
-/// `` `a`, `b`, `c` ``
+/// Formats names as `` `a`, `b`, `c` ``.
 pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// Insertions, deletions, substitutions and swaps of neighbours that turn one into the other.
+/// Returns the number of insertions, deletions, substitutions and swaps of neighbours that turn one text into the
+/// other.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut before: Vec<usize> = Vec::new();

@@ -11,7 +11,7 @@ use syn::LitStr;
 use syn::ext::IdentExt;
 use syn::parse::Parser;
 
-/// A key as it was written in the attribute, `"room_<id>"`, and what it consists of.
+/// A key as it was written in the attribute, `"room_<id>"`, with the pieces that it consists of.
 pub(crate) struct Template {
     literal: LitStr,
     pieces: Vec<Piece>,
@@ -32,12 +32,12 @@ impl Template {
         }
     }
 
-    /// The label under which all keys of this template are counted.
+    /// Returns the label under which all keys of this template are counted.
     pub(crate) fn label(&self) -> String {
         self.literal.value()
     }
 
-    /// An expression for the key as a `String`, or nothing when a placeholder names no argument.
+    /// Returns an expression for the key as a `String`, or `None` if a placeholder names no argument.
     pub(crate) fn to_key(&self, function: &Function, mistakes: &mut Mistakes) -> Option<TokenStream> {
         let here = Span::mixed_site();
         let mut format = String::new();
@@ -63,8 +63,8 @@ impl Template {
         complete.then(|| quote_spanned!(here=> ::core::format_args!(#format #(, #values)*)))
     }
 
-    /// `order.lines.0`, under the name that the function's own argument has: a new identifier would not
-    /// be the same name when the attribute comes out of a `macro_rules!` macro.
+    /// Returns `order.lines.0`, with the identifier of the function's own argument: a new identifier would not be the
+    /// same name when the attribute comes out of a `macro_rules!` macro.
     fn value(&self, path: &[String], function: &Function) -> syn::Result<TokenStream> {
         let at = self.literal.span();
         let (root, fields) = path.split_first().expect("a placeholder has a name");
@@ -92,7 +92,7 @@ fn unknown(path: &[String], function: &Function) -> String {
     let (root, fields) = path.split_first().expect("a placeholder has a name");
     let name = &function.name;
     let names: Vec<String> = function.names().map(|name| name.unraw().to_string()).collect();
-    // What `#[async_trait]` calls an argument that is a pattern.
+    // `#[async_trait]` gives such a name to an argument that is a pattern.
     let (patterns, names): (Vec<_>, Vec<_>) =
         names.iter().partition(|name| function.is_boxed() && name.starts_with("__arg"));
     let names = || names.iter().map(|name| name.as_str());
@@ -123,7 +123,7 @@ fn unraw(name: &str) -> &str {
     name.strip_prefix("r#").unwrap_or(name)
 }
 
-/// A keyword can be a field as well: `<order.type>` is `order.r#type`.
+/// Returns the name of a field. A keyword can be one as well: `<order.type>` is `order.r#type`.
 fn field_name(name: &str, span: Span) -> Ident {
     let name = unraw(name);
     match syn::parse_str::<Ident>(name) {
@@ -233,9 +233,10 @@ fn is_name(part: &str) -> bool {
     name(part).is_some()
 }
 
-/// The name as the compiler spells it, which is NFC for every spelling: so that the placeholder finds the argument.
+/// Returns the name as the compiler spells it, which is NFC for every spelling, so that the placeholder finds the
+/// argument.
 fn name(part: &str) -> Option<String> {
-    // The parser skips comments and blanks.
+    // The parser would skip comments and blanks.
     if part.contains(|c: char| c.is_whitespace() || c == '/') {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Who holds which lock, and taking one away.
+//! The administration of locks: who holds which lock, and releases by force.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::keys::Names;
 use crate::request::text;
 use crate::servers::Node;
 
-/// How long one answer of a server may take.
+/// The longest wait for one answer of a server.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How many names a server looks at for one answer, so that it does not keep others waiting.
+/// The number of names that a server looks at for one answer. More would keep it from its other clients for too long.
 const AT_ONCE: usize = 1_000;
 
 impl Administration for Client {
@@ -39,17 +39,17 @@ impl Administration for Client {
     }
 }
 
-/// Who holds one lock; of several the first that the server tells of.
+/// Returns the holder of one lock; of several the first that the server lists.
 pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>, Failure> {
     Ok(occupancy(client, key).await?.holders.into_iter().next())
 }
 
-/// All who hold one lock.
+/// Returns all holders of one lock.
 pub(crate) async fn occupancy(client: &Client, key: &Key) -> Result<Occupancy, Failure> {
     Ok(look(client, &client.names(key), Respondent::Any).await?.occupancy)
 }
 
-/// Returns who holds one lock, or what is in the way of one, as the server says that grants it: a replica may be late.
+/// Returns the holder of one lock, or the data in its place, by the server that grants it: a replica may be late.
 pub(crate) async fn inspect_granted(client: &Client, names: &Names) -> Result<Option<Holder>, Failure> {
     match look(client, names, Respondent::Master).await {
         Ok(looked) => Ok(looked.occupancy.holders.into_iter().next()),
@@ -58,16 +58,16 @@ pub(crate) async fn inspect_granted(client: &Client, names: &Names) -> Result<Op
     }
 }
 
-/// What a look at one lock found.
+/// The findings of a look at one lock.
 struct Looked {
     occupancy: Occupancy,
-    /// What tells those who hold it from all others.
+    /// The identities of the holders, which no later holder has.
     identities: Vec<Vec<u8>>,
-    /// As what it was looked at.
+    /// The kind of the lock by the second look, if there was one.
     kind: Option<Again>,
 }
 
-/// Looks at a lock. A replica, which may be late, answers only where it is allowed to.
+/// Looks at a lock. A replica, which may be late, answers only if `by` allows it.
 async fn look(client: &Client, names: &Names, by: Respondent) -> Result<Looked, Failure> {
     let call = |number| client.format.look(&names.lock, number);
     let looked = client.question(names.slot, by, call).await;
@@ -76,7 +76,7 @@ async fn look(client: &Client, names: &Names, by: Respondent) -> Result<Looked, 
             let identities = client.format.identities(None, &looked);
             (client.format.seen(looked), identities)
         }
-        // Perhaps several hold it.
+        // Several clients may hold it: that is another type of key.
         Err(failure) if is_no_lock(&failure) => {
             return look_again(client, names, Again::Other, by).await;
         }
@@ -93,6 +93,7 @@ async fn look(client: &Client, names: &Names, by: Respondent) -> Result<Looked, 
     Ok(Looked { occupancy: Occupancy::new(None, holders), identities, kind: None })
 }
 
+/// Looks at a lock of this kind.
 async fn look_again(client: &Client, names: &Names, kind: Again, by: Respondent) -> Result<Looked, Failure> {
     let call = |number| client.format.look_again(kind, &names.lock, number);
     let looked = client.question(names.slot, by, call).await.map_err(unchanged)?;
@@ -101,7 +102,7 @@ async fn look_again(client: &Client, names: &Names, kind: Again, by: Respondent)
     Ok(Looked { occupancy, identities, kind: Some(kind) })
 }
 
-/// Takes a lock away from whoever holds it; whether anybody did.
+/// Releases a lock by force, whoever holds it. Returns `true` if there was a holder.
 async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
     let names = client.names(key);
     let call = |number| client.format.force(&names, client.among_data, &[], number);
@@ -114,10 +115,11 @@ async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
     Ok(client.ask(names.slot, call).await? == Value::Int(1))
 }
 
-/// Takes a lock away from those who were seen to hold it, if nobody else does.
+/// Releases a lock by force if all its holders are among `seen`.
 async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
     let names = client.names(key);
-    // What is read now is what the server compares with: no holder has it that comes later.
+    // The server compares with the identities that are read here. A holder that comes later has another one, so that
+    // its lock is not released by a decision about an earlier holder.
     let Looked { occupancy, identities, kind } = look(client, &names, Respondent::Master).await?;
     if let Some(answer) = Forced::without_release(&occupancy.holders, seen) {
         return Ok(answer);
@@ -130,13 +132,13 @@ async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]) -> Result
         Ok(Value::Int(0)) => Ok(Forced::Free),
         Ok(Value::Int(1)) => Ok(Forced::Released),
         Ok(_) => Ok(Forced::HeldByOthers),
-        // It is of another kind by now.
+        // The lock is of another kind by now, and so has another holder.
         Err(failure) if is_no_lock(&failure) => Ok(Forced::HeldByOthers),
         Err(failure) => Err(failure),
     }
 }
 
-/// Changes the number of permits of a semaphore; returns what it was.
+/// Changes the number of permits of a semaphore. Returns the number before.
 async fn resize(client: &Client, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
     let names = client.names(key);
     let resized = client.ask(names.slot, |number| client.format.resize(&names.lock, permits, number)).await?;
@@ -149,20 +151,23 @@ fn senseless() -> Failure {
     Failure::unavailable("malformed reply")
 }
 
-/// All locks that are held, from all servers.
+/// Returns all locks that are held, from all servers.
 async fn holders(client: &Client) -> Result<Vec<(Key, Holder)>, Failure> {
     let mut held = Vec::new();
     for node in client.servers.masters().await? {
         holders_at(client, &node, &mut held).await?;
     }
-    // A name can come twice, when the server makes room meanwhile or a slot moves.
+    // `SCAN` may list a name twice while the server resizes its table or a slot is being moved.
     held.sort_by(|(a, one), (b, other)| a.cmp(b).then(one.fence.cmp(&other.fence)));
     let who = |of: &Holder| (of.fence, of.host.clone(), of.pid, of.label.clone());
     held.dedup_by(|(a, one), (b, other)| a == b && who(one) == who(other));
     Ok(held)
 }
 
+/// Adds the holders of all locks of one server.
 async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>) -> Result<(), Failure> {
+    // First the names beside locks, by their own patterns: a semaphore, or a queue of a lock that is free, has no key
+    // that the scan of locks below finds.
     for ScannedFor { kind, is_line, pattern, lock_of } in client.format.scanned_again() {
         let mut cursor = "0".to_owned();
         loop {
@@ -194,7 +199,7 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
             for ((key, name), looked) in locks.into_iter().zip(looked) {
                 let found = match looked {
                     Ok(looked) => client.format.seen(looked),
-                    // It may be held by several.
+                    // Several clients may hold it.
                     Err(fault) if fault.is_no_lock() => {
                         several.push((key, name));
                         continue;
@@ -210,7 +215,7 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
                         held.extend(holders.into_iter().map(|holder| (key.clone(), holder)));
                     }
                     Found::ReadWriteLock => read_write.push((key, name)),
-                    // It is in the way of a lock, and may be removed.
+                    // It is in the way of a lock, and may be removed by force.
                     Found::Foreign if !client.among_data => held.push((key, foreign())),
                     _ => {}
                 }
@@ -225,7 +230,7 @@ async fn holders_at(client: &Client, node: &Node, held: &mut Vec<(Key, Holder)>)
     }
 }
 
-/// Looks at some names of a server.
+/// Returns some names of a server, and the cursor of the next.
 async fn scan(
     client: &Client,
     node: &Node,
@@ -240,7 +245,7 @@ async fn scan(
     page(answered(client.servers.plain(node, PATIENCE, &scan)).await?).ok_or_else(senseless)
 }
 
-/// Adds those who hold these, as far as they are locks.
+/// Adds the holders of these keys, as far as they are locks.
 async fn held_by_several(
     client: &Client,
     node: &Node,
@@ -255,10 +260,10 @@ async fn held_by_several(
     for ((key, _), looked) in locks.into_iter().zip(looked) {
         match looked.map(|looked| client.format.seen_again(kind, looked)) {
             Ok(Some(found)) => held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder))),
-            // It is in the way of a lock, and may be removed.
+            // It is in the way of a lock, and may be removed by force.
             Ok(None) if !client.among_data => held.push((key, foreign())),
             Ok(None) => {}
-            // Data of others.
+            // Data of other programs.
             Err(fault) if fault.is_no_lock() => {}
             Err(fault) => held_elsewhere(client, key, fault, held).await?,
         }
@@ -266,7 +271,7 @@ async fn held_by_several(
     Ok(())
 }
 
-/// Adds those who stand first in line for these and keep others out, where nobody holds them.
+/// Adds the first waiter in the queue of each of these locks, if the lock is free and kept for that waiter.
 async fn first_in_line(
     client: &Client,
     node: &Node,
@@ -281,7 +286,7 @@ async fn first_in_line(
     for ((key, _), looked) in locks.into_iter().zip(looked) {
         match looked.map(|looked| client.format.seen(looked)) {
             Ok(Found::Held(holder)) if holder.first_in_line => held.push((key, holder)),
-            // It is held, and listed with the locks, or ours wait for it.
+            // The lock is held, and listed with the locks; or claims of dlock wait for it, which are not listed.
             Ok(_) => {}
             Err(fault) if fault.is_no_lock() => {}
             Err(fault) => held_elsewhere(client, key, fault, held).await?,
@@ -290,9 +295,8 @@ async fn first_in_line(
     Ok(())
 }
 
-/// Adds those who hold what a server did not tell of: while a slot of a cluster is being moved, it may send the
-/// question to another server. Whatever else keeps a lock from being looked at is an error: none is left out without a
-/// word.
+/// Adds the holders of a lock that a server did not answer for: while a slot of a cluster is being moved, the question
+/// may be redirected. Any other fault is an error: no lock is left out silently.
 async fn held_elsewhere(
     client: &Client,
     key: Key,
@@ -304,14 +308,14 @@ async fn held_elsewhere(
     }
     match occupancy(client, &key).await {
         Ok(found) => held.extend(found.holders.into_iter().map(|holder| (key.clone(), holder))),
-        // Data of others.
+        // Data of other programs.
         Err(failure) if is_no_lock(&failure) => {}
         Err(failure) => return Err(failure),
     }
     Ok(())
 }
 
-/// Waits for an answer, but not for ever.
+/// Waits for an answer within the time limit.
 async fn answered<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let asked = within(PATIENCE, asking).await;
     asked
@@ -319,14 +323,14 @@ async fn answered<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result
         .map_err(unchanged)
 }
 
-/// The cursor and the names of an answer to `SCAN`. Names that are no text are none of ours.
+/// Reads the cursor and the names of a reply to `SCAN`. Names that are no text are no names of locks.
 fn page(reply: Value) -> Option<(String, Vec<String>)> {
     let Value::Array(parts) = reply else { return None };
     let [cursor, Value::Array(names)] = <[Value; 2]>::try_from(parts).ok()? else { return None };
     Some((text(&cursor)?.to_owned(), names.iter().filter_map(text).map(str::to_owned).collect()))
 }
 
-/// What lies under the name of a lock and is none.
+/// Returns the holder that stands for data under the name of a lock.
 fn foreign() -> Holder {
     let mut holder = Holder::default();
     holder.label = Some("not a lock of dlock".into());

@@ -1,12 +1,12 @@
-//! The backend.
+//! The backend and its public interface.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Administration, Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId, Occupancy,
-    RequestClock, ServerAddress, boxed,
+    Administration, Announcements, Backend, BatchAttempt, Capabilities, ClaimRequest, Finding, LockId,
+    Occupancy, RequestClock, ServerAddress, boxed,
 };
 use dlock_core::{DataVersion, Error, Failure, Fence, Holder, Key, Operation, Result, VersionCheck, keeper};
 use futures_util::FutureExt;
@@ -20,7 +20,7 @@ use crate::existing;
 use crate::keys;
 use crate::newer;
 
-/// Waiters are notified of releases; this often they ask in case a message was lost.
+/// The interval at which waiters ask again, in case a notification was lost.
 const SAFETY_NET: Duration = Duration::from_secs(1);
 
 /// Locks on Redis: a single server, a master with replicas under Sentinel, or a Cluster.
@@ -41,13 +41,13 @@ const SAFETY_NET: Duration = Duration::from_secs(1);
 /// | `redis://[user:password@]host[:port][/db]` | one server |
 /// | `rediss://...` | one server over TLS, verified (feature `tls`) |
 /// | `redis+unix:///path[?db=1&user=u&pass=p]`, `unix:///path` | one server on this host |
-/// | `redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]` | the master the sentinels name |
+/// | `redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]` | the master that the sentinels name |
 /// | `redis+cluster://[user:password@]host[:port],host[:port]` | a cluster |
 /// | `rediss+sentinel://`, `rediss+cluster://` | sentinels and a cluster over TLS |
 ///
-/// Clones share connections. A connection belongs to the runtime that opened it; releases of dropped guards and
-/// renewals have one of their own, on dlock's own thread, which is opened as soon as a lock is granted. Where a runtime
-/// gets none, its requests go over one of another runtime.
+/// Clones share connections. A connection belongs to the runtime that opened it. Releases of dropped guards and
+/// renewals have a connection of their own on dlock's own thread, which is opened as soon as a lock is granted. If a
+/// runtime gets no connection, its requests go over one of another runtime.
 #[derive(Clone)]
 pub struct Redis(Arc<Client>);
 
@@ -72,8 +72,8 @@ impl Redis {
 
     /// Connects to the server of a client of the `redis` crate, as that client does.
     ///
-    /// Its address, database, user and password, TLS settings and TCP settings are taken. Connections are not: dlock
-    /// opens its own, with its own timeouts, without Nagle's algorithm, and in RESP3 where the server speaks it.
+    /// Takes its address, database, user and password, TLS settings and TCP settings, but not its connections: dlock
+    /// opens its own, with its own timeouts, without Nagle's algorithm, and in RESP3 if the server speaks it.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -87,19 +87,20 @@ impl Redis {
         RedisBuilder::existing(existing::one(client))
     }
 
-    /// Connects to a cluster: these are clients for some of its servers. The `redis` crate's `ClusterClient` shows none
-    /// of its settings, so that the nodes that it was made of are needed.
+    /// Connects to a cluster by clients for some of its servers. The `redis` crate's `ClusterClient` shows none of its
+    /// settings, so that the nodes that it was made of are needed.
     ///
-    /// The addresses of all are taken, and of the first what [`from_client`](Self::from_client) takes besides, for all
-    /// servers of the cluster.
+    /// Takes the addresses of all, and for all servers of the cluster the settings of the first, as
+    /// [`from_client`](Self::from_client) does.
     pub fn from_cluster_nodes(nodes: &[redis::Client]) -> RedisBuilder {
         RedisBuilder::existing(existing::cluster(nodes))
     }
 
     /// Connects to the master of `service` that these sentinels name.
     ///
-    /// Of the sentinels' clients the addresses are taken, and of the first how to connect to them. `server` says how to
-    /// connect to the master, such as the client that `SentinelClient::get_client` returns; its address is not used.
+    /// Takes the addresses of the sentinels' clients, and from the first of them how to connect to the sentinels.
+    /// `server` says how to connect to the master, such as the client that `SentinelClient::get_client` returns; its
+    /// address is not used.
     pub fn from_sentinels(
         sentinels: &[redis::Client],
         service: &str,
@@ -112,20 +113,20 @@ impl Redis {
         Client::new(config).map(|client| Self(Arc::new(client)))
     }
 
-    /// Asks the server whether it is there, and whether this user has the rights that are needed.
+    /// Asks the server for a sign of life, and for the rights that this user needs.
     async fn ping(&self) -> Result<()> {
         let client = Arc::clone(&self.0);
         let introduced = keeper::anywhere(async move { client.introduce().await });
-        // In a box: a program's own futures, which contain this one, would be too deep for the compiler.
+        // Boxed: the futures of a program, which contain this one, would be too deep for the compiler.
         introduced.boxed().await.and_then(|introduced| introduced).map_err(configure)
     }
 
-    /// Writes `value` to `key` unless a higher fence has written to it before; whether it did.
+    /// Writes `value` to `key` unless a higher fence has written to it before. Returns `true` if it was written.
     ///
-    /// The highest fence that was accepted is kept in [`fence_key(key)`](crate::fence_key). Only writes that go through
-    /// this, or through a [`fenced_script`](crate::fenced_script), are protected from stale holders. A fence orders
-    /// writers by their grants; where the data itself has a time or a number, and older data must not follow newer,
-    /// see [`write_if_newer`](Self::write_if_newer).
+    /// The highest accepted fence is kept in [`fence_key(key)`](crate::fence_key). Only writes that go through this, or
+    /// through a [`fenced_script`](crate::fenced_script), are protected from stale holders. A fence orders writers by
+    /// their grants; where the data itself has a time or a number, and older data must not follow newer, see
+    /// [`write_if_newer`](Self::write_if_newer).
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), dlock_core::Error> {
@@ -161,9 +162,9 @@ impl Redis {
     /// Writes `value` to `key` if its `version` is newer than all that were accepted before, in one atomic step: the
     /// order is that of the data, and not that of the grants.
     ///
-    /// With a `fence`, both are checked in that step: the fence must not be lower than one before, and the version must
-    /// be higher. Without a lock, `None`: the step itself keeps two writers apart. What is refused changes nothing,
-    /// also no fence that is remembered.
+    /// With a `fence`, both are checked in that step: the fence must not be lower than an earlier one, and the version
+    /// must be higher. Pass `None` without a lock: the step itself keeps two writers apart. A refused write changes
+    /// nothing, not even the fence that is kept.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), dlock_core::Error> {
@@ -179,11 +180,11 @@ impl Redis {
     /// # Ok(()) }
     /// ```
     ///
-    /// The version, and the fence where there is one, are kept in [`fence_key(key)`](crate::fence_key), a hash, for as
-    /// long as nobody deletes it. A key is written with fences alone ([`fenced_set`](Self::fenced_set)), with versions
-    /// alone, or with both; the first write decides. Programs with earlier versions of dlock are refused at a key with
-    /// versions by the server's `WRONGTYPE`. Not protected is what is written in other ways (`SET`, `DEL`), what an
-    /// eviction policy such as `allkeys-lru` removes, and what a failover forgets.
+    /// The version, and the fence if there is one, are kept in [`fence_key(key)`](crate::fence_key), a hash, until it
+    /// is deleted. A key is written with fences alone ([`fenced_set`](Self::fenced_set)), with versions alone, or with
+    /// both; the first write decides. Programs with earlier versions of dlock are refused at a key with versions by the
+    /// server's `WRONGTYPE`. There is no protection from writes in other ways (`SET`, `DEL`), from an eviction policy
+    /// such as `allkeys-lru`, and from a failover that loses writes.
     ///
     /// # Errors
     ///
@@ -248,7 +249,8 @@ impl Backend for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = Capabilities::basic().with_fencing().with_notifications(SAFETY_NET);
+        let capabilities =
+            Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_announcements();
         let (format, capabilities) = (&self.0.format, capabilities.with_permits());
         let capabilities = match format.has_readers() {
             true => capabilities.with_sharing().with_downgrading(),
@@ -263,7 +265,7 @@ impl Backend for Redis {
     }
 
     fn server_address(&self) -> Option<ServerAddress> {
-        // Sentinels and seeds of a cluster are not where the locks are.
+        // The locks are not on the sentinels, nor on any one of a cluster's seeds.
         self.0.place.starts_with("redis://").then(|| ServerAddress::in_url(&self.0.place)).flatten()
     }
 
@@ -285,6 +287,17 @@ impl Backend for Redis {
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         administration::occupancy(&self.0, key).await
+    }
+
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        let names = self.0.names(key);
+        let announced = |number| self.0.format.announce(&names, number);
+        self.0.ask(names.slot, announced).await.map(drop)
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        let channel = self.0.format.announced_channel(&self.0.names(key));
+        self.0.channels.listen(&channel).map_or_else(|_| Announcements::none(), Announcements::from)
     }
 
     fn administration(&self) -> Option<&dyn Administration> {

@@ -2,19 +2,18 @@
 //!
 //! | `held` | `in_flight` | what the server may have | `withdraw` |
 //! |---|---|---|---|
-//! | no | empty | nothing; a place among those who wait, if `waits_for_all` | settles |
+//! | no | empty | nothing; a place in the queue, or a mark that keeps newcomers out, if `waits_for_all` | settles |
 //! | no | attempts | the lock, by one of them | follows each attempt on its connection: settles, or is an error and repeated |
 //! | yes | empty | the lock | settles |
 //! | yes | attempts | the lock, and an earlier attempt may take it again | removes it, but is not settled |
 //!
-//! A withdrawal is carried out by the script of what several hold wherever the lock may be a share of it, see
-//! `is_share`.
+//! A withdrawal is sent by the script of shared locks wherever the claim may have a share, see `is_share`.
 
 mod answers;
 mod batch;
 mod carrying;
 mod in_flight;
-mod line;
+mod queue_place;
 mod shares;
 
 use std::fmt;
@@ -41,7 +40,7 @@ use crate::tracking::{Probes, TRACKED_AFTER, TrackedLock};
 
 use self::answers::{senseless, withdrawn, without_fence};
 use self::in_flight::{Overdue, Sent};
-use self::line::Line;
+use self::queue_place::QueuePlace;
 pub(crate) use batch::attempt_all;
 
 /// A claim on a lock of [`Redis`](crate::Redis).
@@ -50,23 +49,26 @@ pub struct RedisClaim {
     request: ClaimRequest,
     names: Names,
     clock: RequestClock,
-    /// How many fences the next attempt reserves.
+    /// The number of fences that the next attempt reserves.
     reserves: u32,
-    /// It waits, and the last attempt found the lock taken.
+    /// `true` if the claim waits and its last attempt found the lock taken.
     contended: bool,
-    /// The lock was granted, and not withdrawn since.
+    /// `true` from a grant until the withdrawal that is answered.
     held: bool,
+    // Separate from `overdue`: an attempt that arrives late takes the lock again, a renewal or a withdrawal takes
+    // nothing.
     in_flight: InFlight<Sent>,
-    /// Where the answer to a renewal or a withdrawal did not come.
+    /// The connection on which a renewal or a withdrawal was not answered.
     overdue: Overdue,
     listener: Option<Listener>,
-    /// Where it waits in line.
-    line: Line,
-    /// The lock was taken alone, and may be a reader's by now.
+    /// The claim's place in the queue of a fair lock.
+    place: QueuePlace,
+    /// `true` once a downgrade was sent: the lock was taken exclusively, and may be held as a reader's by now.
     downgraded: bool,
-    /// It may keep newcomers out while it waits for all, or much, of what others share.
+    /// `true` if the server may keep newcomers out for this claim: it waits for the whole lock or for several permits,
+    /// and has a mark or a place in the queue there.
     waits_for_all: bool,
-    /// Whom to tell of changes of a lock that is held.
+    /// The hold to notify when the lock changes on the server.
     signal: Option<Signal>,
     tracked: Option<TrackedLock>,
 }
@@ -85,7 +87,7 @@ impl RedisClaim {
             in_flight: InFlight::default(),
             overdue: Overdue::default(),
             listener: None,
-            line: Line::default(),
+            place: QueuePlace::default(),
             downgraded: false,
             waits_for_all: false,
             signal: None,
@@ -93,7 +95,8 @@ impl RedisClaim {
         }
     }
 
-    /// Whether the lock is tracked, or is from its next renewal on.
+    /// Returns `true` if the lock is tracked, or will be from its next renewal on. Enters it for tracking if there is
+    /// room.
     fn is_tracked(&mut self) -> bool {
         let tracking = &self.client.tracking;
         if let (None, Some(signal)) = (&self.tracked, &self.signal)
@@ -104,7 +107,8 @@ impl RedisClaim {
         self.tracked.is_some() && tracking.is_possible()
     }
 
-    /// What shows that the lock is held, where others change what is stored for it.
+    /// Returns the reads that show whether the claim still holds a lock whose key other clients change too. `None` for
+    /// a lock that is held exclusively: each change of its key concerns the holder.
     fn probes(&self) -> Option<Probes> {
         if self.is_plain() && !self.downgraded {
             return None;
@@ -125,7 +129,7 @@ impl RedisClaim {
         Some(Probes { runtime, lease: self.request.lease, list, ask: Box::new(ask) })
     }
 
-    /// Makes the request of a step, by the script of what several hold or by that of locks with one holder.
+    /// Makes the request of a step: by the script of shared locks, or by the one of exclusive locks.
     fn request_by(&self, is_share: bool, step: Step) -> Request {
         let kind = match self.request.fair {
             _ if !is_share => ScriptKind::Exclusive,
@@ -140,7 +144,7 @@ impl RedisClaim {
         Request { names, token, mode, kind, step, clock: Some(self.clock.clone()) }
     }
 
-    /// Makes the request of an attempt, see [`listens`](Self::listens).
+    /// Makes the request of an exclusive attempt. Joins the release channel, see [`listens`](Self::listens).
     fn asking(&mut self) -> Result<Request, Failure> {
         let (listens, who) = (self.listens()?, Who::of(&self.request));
         let (lease, fences) = (self.lease(), self.reserves);
@@ -148,8 +152,8 @@ impl RedisClaim {
         Ok(self.request_by(false, step))
     }
 
-    /// Joins the channel of the lock's releases if this client listens to it already. Returns whether the holder is to
-    /// publish its release.
+    /// Joins the release channel of the lock if this client is subscribed to it already. Returns `true` if the holder
+    /// has to publish its release.
     fn listens(&mut self) -> Result<bool, Failure> {
         self.names.check()?;
         match &mut self.listener {
@@ -159,41 +163,43 @@ impl RedisClaim {
                 *none = self.client.channels.join(&channel);
             }
         }
-        // A claim that waits without listening leaves the same mark: other clients are to know that it waits.
+        // A claim that waits without a subscription asks for the same mark: the release is published for the other
+        // clients that it keeps waiting behind it.
         Ok(self.listener.is_some() || self.contended)
     }
 
-    /// Carries out a step that may take the lock.
+    /// Sends a step that may take the lock, and keeps account of it in `in_flight`.
     async fn acquire_by(&mut self, request: &Request) -> Result<Reply, Failure> {
         let (command, patience) = (Command::of(request), self.patience());
         self.client.servers.carry_out(command, patience, &mut self.in_flight).await
     }
 
-    /// Carries out a step on what is held.
+    /// Sends a step on a lock that is held, and keeps account of it in `overdue`.
     async fn change_by(&mut self, request: &Request) -> Result<Reply, Failure> {
         let (command, patience) = (Command::of(request), self.patience());
         self.client.servers.carry_out(command, patience, &mut self.overdue).await
     }
 
-    /// Whether the lock is held alone, and waited for without a place in line.
+    /// Returns `true` if the lock is exclusive, and waited for without a place in a queue on the server.
     fn is_plain(&self) -> bool {
         self.request.mode == Mode::Exclusive
             && !self.request.fair
             && self.client.format.has_exclusive_script()
     }
 
-    /// The lease in whole milliseconds, as the server keeps it.
+    /// Returns the lease in whole milliseconds, as the server keeps it.
     fn lease(&self) -> u64 {
         let longest = self.client.format.longest(self.request.mode).unwrap_or(Duration::MAX);
         u64::try_from(self.request.lease.min(longest).as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How long to wait for a connection: less than the engine waits for an answer, so that a server that is away is
-    /// seen to be away, and not taken for one that may have got a request.
+    /// Returns the longest wait for a connection. It is shorter than the engine waits for an answer: a server that
+    /// cannot be reached then fails as unavailable, and is not taken for a server that may have received the request.
     fn patience(&self) -> Duration {
         (self.request.lease / 8).min(self.client.connect_timeout * 2)
     }
 
+    /// Returns the failure of a grant or renewal that fewer replicas acknowledged than `min_replicas` asks for.
     fn too_few(&self, acknowledged: u32) -> Option<Failure> {
         let replicas = self.client.replicas.filter(|replicas| acknowledged < replicas.count)?;
         Some(Failure::unavailable(format!(
@@ -202,6 +208,7 @@ impl RedisClaim {
         )))
     }
 
+    /// Sends one attempt, by the script that the claim needs.
     async fn try_once(&mut self) -> Result<Attempt, Failure> {
         if let Some(left) = self.request.takes_over {
             return Box::pin(self.take_over(left)).await;
@@ -211,6 +218,7 @@ impl RedisClaim {
         }
         let request = self.asking()?;
         let reply = self.acquire_by(&request).await?;
+        // Boxed, as everything rare here: each attempt allocates its whole future.
         if matches!(reply.answer, Answer::SplitSlot) {
             let reply = Box::pin(self.acquire_in_split_slot(&request, 0)).await?;
             return self.taken(&request, &reply).await;
@@ -218,11 +226,15 @@ impl RedisClaim {
         self.taken(&request, &reply).await
     }
 
-    /// Has the lease run for its full length again, by this step.
+    /// Extends the lease to its full length by this step.
     async fn extend(&mut self, step: fn(u64, bool) -> Step) -> Result<Renewed, Failure> {
+        // An exclusive renewal reads the lock last and so has it tracked by itself. A shared one does not, and is
+        // followed by a look.
         let (is_tracked, is_share) = (self.is_tracked(), !self.is_plain() || self.downgraded);
         let request = self.request_by(is_share, step(self.lease(), is_tracked && !is_share));
         let reply = self.change_by(&request).await?;
+        // The server reports no change that came over this connection. So a shared lock is looked at once after its own
+        // renewal, which also makes the server track what it reads.
         if is_tracked
             && is_share
             && let Some(tracked) = &self.tracked
@@ -236,26 +248,30 @@ impl RedisClaim {
         }
     }
 
-    /// Reads the answer to an attempt.
+    /// Reads the answer to an attempt, and sends what has to follow it.
     async fn taken(&mut self, request: &Request, reply: &Reply) -> Result<Attempt, Failure> {
         match &reply.answer {
+            // An attempt in a split slot stores the fence 0 first: the lock is held, and needs its number.
             Answer::Adopted(Some(0)) => Box::pin(self.number(request)).await,
             Answer::Granted(_) | Answer::Adopted(_) => self.granted(reply, request.step.fences()),
             Answer::Busy { left, holder } => Ok(self.busy(*left, Some(holder.clone()))),
-            // Perhaps others read it.
+            // The key is no string: readers may hold it, whom the script of exclusive locks does not know.
             Answer::NoLock => Box::pin(self.attempt_share()).await,
             _ => Err(senseless()),
         }
     }
 
-    /// Takes the lock without its counter: without a fence yet, which is 0, or with this one.
+    /// Takes the lock by its own key alone. A `fence` of 0 takes it without a fence; any other one is stored in the
+    /// lock.
     async fn acquire_in_split_slot(&mut self, request: &Request, fence: u64) -> Result<Reply, Failure> {
         let request = Request { kind: ScriptKind::SplitSlot { fence }, ..request.clone() };
         self.acquire_by(&request).await
     }
 
-    /// Draws the fence of a lock that was taken without one, and stores it with the lock.
+    /// Draws the fence of a lock that was taken without one, and stores it in the lock.
     async fn number(&mut self, request: &Request) -> Result<Attempt, Failure> {
+        // The fence is drawn after the grant, so that fences have the order of the grants. Until it is stored, the lock
+        // is held and its grant is worth nothing: failures that are certain say so, and the engine withdraws.
         self.held = true;
         let call = |number| draw(&request.names, number);
         let question = Question { slot: self.names.slot, respondent: Respondent::Master, call: &call };
@@ -264,6 +280,8 @@ impl RedisClaim {
             Ok(_) => return Err(senseless().of_worthless_grant()),
             Err(failure) => return Err(failure.of_worthless_grant()),
         };
+        // If nothing is in flight, the fence certainly was not stored. Otherwise the next attempt may find it in the
+        // lock.
         let reply = match self.acquire_in_split_slot(request, fence).await {
             Err(failure) if self.in_flight.is_empty() => return Err(failure.of_worthless_grant()),
             reply => reply?,
@@ -278,6 +296,7 @@ impl RedisClaim {
         }
     }
 
+    /// Returns the attempt that found the lock taken. Notes it, so that the next attempt asks for a notification.
     fn busy(&mut self, left: Option<Duration>, holder: Option<Box<Holder>>) -> Attempt {
         self.contended = self.request.waits;
         let mut busy = Busy::default();
@@ -285,8 +304,9 @@ impl RedisClaim {
         Attempt::Busy(busy)
     }
 
-    /// Notes that the lock is held, and reads what was granted.
+    /// Notes that the lock is held, and returns the grant.
     fn granted(&mut self, reply: &Reply, fences: u32) -> Result<Attempt, Failure> {
+        // `held` first: a grant that is refused below, as too few replicas know of it, still has to be withdrawn.
         self.held = true;
         let grant = self.grant(&reply.answer, fences)?;
         if let Some(failure) = self.too_few(reply.acknowledged) {
@@ -296,11 +316,11 @@ impl RedisClaim {
         Ok(Attempt::Granted(grant))
     }
 
-    /// Reads a grant to which so many fences belong if it is new.
+    /// Returns the grant of an answer. A new grant has `fences` fences.
     fn grant(&self, answer: &Answer, fences: u32) -> Result<Grant, Failure> {
         let (fence, reserved) = match answer {
             Answer::Granted(fence) => (*fence, fences),
-            // Of what an earlier attempt reserved, whatever it was, the first is certain.
+            // The earlier attempt may have reserved another number of fences: only its first one is certain.
             Answer::Adopted(Some(fence)) => (*fence, 1),
             Answer::Adopted(None) => return Err(without_fence()),
             _ => return Err(senseless()),
@@ -320,7 +340,8 @@ impl Claim for RedisClaim {
             Err(failure) if is_unnamed(&failure) => {
                 let (mode, limit) = ((self.request.mode, self.request.fair), self.request.request_timeout);
                 let named = Box::pin(self.client.named(failure, &self.names, mode, limit)).await;
-                // The refused step may have ended in the middle: its grant stays worth nothing under the new failure.
+                // `named` is a new failure. The refused step may have stopped in the middle, so the grant must stay
+                // marked as worthless.
                 Err(if self.held { named.of_worthless_grant() } else { named })
             }
             attempt => attempt,
@@ -328,6 +349,7 @@ impl Claim for RedisClaim {
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
+        // A fair claim has a channel of its own, by its token: a release wakes the first in the queue only.
         let listener = match &mut self.listener {
             Some(listener) => listener,
             none if self.request.fair => {
@@ -347,9 +369,12 @@ impl Claim for RedisClaim {
     }
 
     fn granted(&mut self, signal: Signal) {
-        // What was tracked was so for the section before.
+        // The entry in the tracking tables belongs to the section before this one.
         (self.listener, self.signal, self.tracked) = (None, None, None);
+        // The grant removed the claim's mark, or its place in the queue.
         self.waits_for_all = false;
+        // Renewals run on another runtime than acquires: its connection is opened now, and not when the first renewal
+        // is due.
         if let Some(runtime) = self.request.renewal_runtime() {
             self.client.servers.prepare(self.names.slot, &runtime);
         }
@@ -357,7 +382,7 @@ impl Claim for RedisClaim {
         if tracking.has_room() {
             signal.renew_within(TRACKED_AFTER);
         }
-        // Where it may not be tracked now, a later renewal asks again.
+        // Kept also where the lock cannot be tracked now: a later renewal tries again.
         self.signal = tracking.is_wanted().then_some(signal);
     }
 
@@ -368,15 +393,20 @@ impl Claim for RedisClaim {
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
         let (mode, before) = ((Mode::Shared, false), self.downgraded);
         if self.is_plain() && !before && !self.client.is_tried(mode.0, mode.1) {
-            // A lock that is held alone needs less than a reader's: what is missing would be met by its renewals.
+            // An exclusive lock needs fewer rights than a reader's. A right that is missing would otherwise be noticed
+            // by the renewals of the downgraded lock, which would then be lost.
+            // The engine counts the step from when it is sent, and not from here: the question may take as long as a
+            // request.
             self.clock.queued();
             Box::pin(self.client.may_use(&self.names, mode, self.request.request_timeout)).await?;
         }
-        // What is tracked is a reader's from here on.
+        // Set before the request: from here on, whatever becomes of it, the lock may be a reader's, and has other
+        // probes.
         (self.tracked, self.downgraded) = (None, true);
         let result = Box::pin(self.extend(|lease, _| Step::Downgrade { lease })).await;
         if self.is_plain() && matches!(&result, Err(failure) if failure.kind() == ErrorKind::Denied) {
-            // A right was taken away since it was tried, and this step changed nothing.
+            // The server refused the step, so that the lock is still exclusive. A right was taken away since it was
+            // checked.
             self.client.try_anew(mode.0, mode.1);
             (self.tracked, self.downgraded) = (None, before);
         }
@@ -386,15 +416,20 @@ impl Claim for RedisClaim {
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         (self.listener, self.signal, self.tracked) = (None, None, None);
         let is_share = self.is_share();
+        // No attempt was answered with the lock, but one may still take it: the withdrawal has to follow each on its
+        // connection. Otherwise any connection will do, since what is held stays where it is.
         if !self.held && !self.in_flight.is_empty() {
-            // Those that follow attempts on their connections are under way for longer than this call. Nobody has the
-            // lock by this claim, most times: it is not passed on.
+            // The withdrawals that follow attempts on their connections outlive this call, so they get no clock: that
+            // one stands for the request of this call. Most of them find nothing to release, and hand nothing to the
+            // next in the queue.
             let request = self.request_by(is_share, Step::Withdraw { passes_on: false });
             let request = Request { clock: None, ..request };
             let limit = (self.request.lease, self.patience());
             let withdrawal =
                 Box::pin(in_flight::withdraw(&mut self.in_flight, &self.client.servers, &request, limit))
                     .await?;
+            // Only the script of shared locks removes a mark and a place, and only a settled withdrawal was certainly
+            // the last request.
             self.waits_for_all &= !(is_share && withdrawal.settled);
             return Ok(withdrawal);
         }
@@ -402,7 +437,8 @@ impl Claim for RedisClaim {
         let request = self.request_by(is_share, Step::Withdraw { passes_on });
         let mut reply = self.change_by(&request).await?;
         if matches!(reply.answer, Answer::SplitSlot) {
-            // The counter is on another server for now: the first in line is notified that it is its turn.
+            // The counter of fences is on another server for now, so that the lock cannot be handed to the first in the
+            // queue. That waiter is notified instead, and asks for the lock.
             let request = Request { step: Step::Withdraw { passes_on: false }, ..request };
             reply = Box::pin(self.change_by(&request)).await?;
         }
@@ -415,7 +451,7 @@ impl Claim for RedisClaim {
 
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
         (self.listener, self.signal, self.tracked) = (None, None, None);
-        // The server keeps whole milliseconds: rather one too many.
+        // Rounded up: the server keeps whole milliseconds, and the key must not be free too early.
         let millis = u64::try_from(taken_for.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         let mode = if self.downgraded { Mode::Shared } else { self.request.mode };
         let request = self.request_of(ScriptKind::Leave { millis }, Step::Withdraw { passes_on: false });

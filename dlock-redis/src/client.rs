@@ -1,4 +1,4 @@
-//! What the claims of one backend share.
+//! The state that the claims of one backend share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,15 +20,15 @@ use crate::request::{By, CallNumber};
 use crate::servers::{Node, Servers};
 use crate::tracking::Tracking;
 
-/// How long a question outside of a lock may take.
+/// The longest wait for the answer to a question that no claim asks.
 const QUESTION: Duration = Duration::from_secs(5);
-/// How long a question about what the user lacks may take.
+/// The longest wait for the answer to a question about missing rights.
 const NAMING: Duration = Duration::from_millis(500);
 
-/// The servers, the channels that are listened to, and how locks are named and stored.
+/// The servers, the release channels, and the names and the format of locks.
 pub(crate) struct Client {
     pub(crate) servers: Arc<Servers>,
-    /// The servers and the database, the same in all processes that are configured alike.
+    /// The servers and the database, written alike in all processes with the same configuration.
     pub(crate) place: String,
     pub(crate) channels: Channels,
     pub(crate) tracking: Arc<Tracking>,
@@ -36,13 +36,14 @@ pub(crate) struct Client {
     pub(crate) connect_timeout: Duration,
     pub(crate) namer: Namer,
     pub(crate) format: Format,
-    /// Whether data of others may lie under the names of locks: there is no prefix.
+    /// `true` if data of other programs may lie under the names of locks, since there is no prefix.
     pub(crate) among_data: bool,
-    /// The uses of locks that this user was seen to have the rights for.
+    /// The uses of locks for which this user was seen to have the rights.
     tried: Mutex<[Arc<OnceCell<()>>; USES]>,
 }
 
 impl Client {
+    /// Creates the client of a configuration. Connections are opened when they are needed.
     pub(crate) fn new(config: Config) -> Result<Self, Failure> {
         let format = match config.redisson {
             true => Format::Redisson {
@@ -69,14 +70,16 @@ impl Client {
         })
     }
 
+    /// Returns the names of a lock.
     pub(crate) fn names(&self, key: &Key) -> Names {
         self.namer.names(key)
     }
 
-    /// Asks the server whether it is there, and whether this user has the rights that are needed.
+    /// Asks the server for a sign of life, and for the rights of this user that locks need.
     pub(crate) async fn introduce(&self) -> Result<(), Failure> {
         let probe = self.namer.probe();
         let key = (!self.among_data).then_some(&probe);
+        // By text first, which teaches the server the script; by hash then shows whether this user may run it so.
         for by in [By::Text, By::Hash] {
             self.look(probe.slot, |number| self.format.introduction(key, by, number)).await?;
         }
@@ -84,10 +87,10 @@ impl Client {
         has_all(self.look(probe.slot, rights).await?)
     }
 
-    /// Asks one server whether this user may use the commands that are needed there: each server of a cluster has
-    /// users of its own.
+    /// Asks one server for the rights of this user that locks need: each server of a cluster has users of its own.
     pub(crate) async fn rights_at(&self, node: &Node, patience: Duration) -> Result<(), Failure> {
         let probe = self.namer.probe();
+        // Without the probe among the keys: its slot may belong to another server.
         let rights = [|number| self.format.rights(&probe, true, number)];
         let asked = within(patience, self.servers.ask_at(node, patience, rights)).await;
         let missing =
@@ -99,12 +102,12 @@ impl Client {
         }
     }
 
-    /// Whether this user is known to have the rights that locks of this mode need besides.
+    /// Returns `true` if this user is known to have the rights that locks of this mode need besides.
     pub(crate) fn is_tried(&self, mode: Mode, fair: bool) -> bool {
         self.tried(mode, fair).initialized()
     }
 
-    /// Has the rights for locks of this mode tried again before the next one: one of them was taken away.
+    /// Forgets that this user has the rights for locks of this mode, after one was taken away: they are checked again.
     pub(crate) fn try_anew(&self, mode: Mode, fair: bool) {
         let place = self.format.place(mode, fair);
         self.tried.lock()[place] = Arc::default();
@@ -114,8 +117,9 @@ impl Client {
         Arc::clone(&self.tried.lock()[self.format.place(mode, fair)])
     }
 
-    /// Asks the server, once for all until one is missing, whether this user may use the commands that locks of this
-    /// mode need besides: one that is missing would be met only when the lock is renewed or released.
+    /// Checks whether this user may use the commands that locks of this mode need besides. Asks the server once for all
+    /// claims, and again only if a right was missing: a missing right would otherwise be noticed when the lock is
+    /// renewed or released.
     pub(crate) async fn may_use(
         &self,
         names: &Names,
@@ -134,9 +138,9 @@ impl Client {
         self.tried(mode, fair).get_or_try_init(asking).await.copied()
     }
 
-    /// Has the server say which commands the user may not use, where it refused a script for one of them without a name
-    /// (Redis before 7.2). Each of the two questions takes at most a quarter of `request_timeout`, which bounds the
-    /// refused step: the refusal is not to end as an unknown outcome.
+    /// Returns the failure with the commands that the user may not use, if the server refused a script for one of them
+    /// without a name (Redis before 7.2). Each of the two questions takes at most a quarter of `request_timeout`, which
+    /// bounds the refused step: the refusal must not end as an unknown outcome.
     pub(crate) async fn named(
         &self,
         failure: Failure,
@@ -168,7 +172,7 @@ impl Client {
         }
     }
 
-    /// Sends a call that takes no lock.
+    /// Sends a call that takes no lock to the master.
     pub(crate) async fn ask(
         &self,
         slot: u16,
@@ -177,7 +181,7 @@ impl Client {
         self.question(slot, Respondent::Master, call).await
     }
 
-    /// Sends a call that changes nothing, which a replica answers, too.
+    /// Sends a call that changes nothing, which a replica may answer.
     pub(crate) async fn look(
         &self,
         slot: u16,
@@ -186,7 +190,7 @@ impl Client {
         self.question(slot, Respondent::Any, call).await
     }
 
-    /// Sends a call that takes no lock.
+    /// Sends a call that takes no lock, within a time limit.
     pub(crate) async fn question(
         &self,
         slot: u16,
@@ -199,7 +203,7 @@ impl Client {
     }
 }
 
-/// Reads which commands are missing.
+/// Reads the list of missing commands, and returns a failure if there are any.
 fn has_all(missing: Value) -> Result<(), Failure> {
     let missing: Vec<String> = redis::from_redis_value(missing).unwrap_or_default();
     if missing.is_empty() {
@@ -213,10 +217,10 @@ fn has_all(missing: Value) -> Result<(), Failure> {
     }
     let (mut objects, mut grants) = (Vec::new(), Vec::new());
     for right in &missing {
-        // Of names those of all locks are granted.
+        // A right to the probe's name stands for the names of all locks: the pattern of the prefix is to be granted.
         let (object, grant) = match right.split_once("%probe") {
             Some((before, _)) => (format!("{before}*"), format!("{before}*")),
-            // A counter of fences has its own name.
+            // A counter of fences has a name of its own.
             None if right.starts_with(['~', '&']) => (right.clone(), right.clone()),
             None => (right.clone(), format!("+{}", right.to_lowercase())),
         };
@@ -234,7 +238,7 @@ fn has_all(missing: Value) -> Result<(), Failure> {
     Err(Failure::new(ErrorKind::Denied, message))
 }
 
-/// Nothing was to be changed, so that it does not matter whether it was carried out.
+/// Turns an unknown outcome into an unavailable server, for requests that change nothing.
 pub(crate) fn unchanged(failure: Failure) -> Failure {
     match failure.kind() {
         ErrorKind::Unknown => Failure::unavailable(failure.message().to_owned()),
@@ -242,7 +246,7 @@ pub(crate) fn unchanged(failure: Failure) -> Failure {
     }
 }
 
-/// A random UUID in text.
+/// Returns a random UUID as text, by which Redisson's clients name themselves.
 fn client_id() -> Result<String, Failure> {
     let mut bytes = *Token::random()?.as_bytes();
     bytes[6] = (bytes[6] & 0x0f) | 0x40;

@@ -1,4 +1,4 @@
-//! The scripts that other clients call.
+//! The scripts that clients in other languages call.
 
 use crate::format::{LEAVE, PLAIN, TAKE_OVER};
 
@@ -8,9 +8,9 @@ use crate::format::{LEAVE, PLAIN, TAKE_OVER};
 pub struct ClientScripts {
     /// Acquires, renews or releases a lock.
     pub lock: &'static str,
-    /// Hands a lock over: what is then under its key is a baton.
+    /// Hands a lock over: its key then holds a baton.
     pub hand_over: &'static str,
-    /// Takes over what was handed over.
+    /// Takes over a lock that was handed over.
     pub take_over: &'static str,
 }
 

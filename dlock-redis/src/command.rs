@@ -1,4 +1,4 @@
-//! What is sent to a server: one call of a script, and how it gets there.
+//! The commands to a server: one call of a script each, and the way in which it is sent.
 //!
 //! | command | script by | sent | `WAIT` | at `TRYAGAIN` | at `WRONGTYPE` |
 //! |---|---|---|---|---|---|
@@ -11,15 +11,15 @@
 //! | [`TakeOver`](ScriptKind::TakeOver) | text | directly | yes | | `NoLock` |
 //! | [`Leave`](ScriptKind::Leave) | text | directly | | | |
 //! | [`Command::All`] | hash | directly | yes | `SplitSlot` | `SplitSlot` |
-//! | [`Command::Ask`] | as its maker says | directly | | | |
+//! | [`Command::Ask`] | as its caller says | directly | | | |
 //!
-//! * **hash**: where the server does not know the script, the call is repeated with its text. After `ASK` the text is
-//!   sent at once. Scripts that are rarely used are always named by their text, so that servers need not keep them.
-//! * **queued**: shares a call with others that wait on its connection; directly where nothing else is under way there,
-//!   and after `ASK`.
-//! * **in turn**: directly, and not more than 256 at once on a connection.
-//! * **`WAIT`**: where replicas have to acknowledge, the server is asked behind the call how many did.
-//! * **at ...**: what such a refusal is to the maker of the command, who then asks in another way. Other refusals are
+//! * **hash**: if the server does not know the script, the call is repeated with its text. After `ASK` the text is sent
+//!   at once. Rarely used scripts are always named by their text, so that servers need not keep them.
+//! * **queued**: shares a call with others that wait on its connection. Sent directly if nothing else is under way
+//!   there, and after `ASK`.
+//! * **in turn**: sent directly, and at most 256 at once on a connection.
+//! * **`WAIT`**: if replicas have to acknowledge, the server is asked behind the call how many did.
+//! * **at ...**: the answer that such a refusal is to the caller, which then asks in another way. Other refusals are
 //!   failures.
 
 use redis::{Cmd, Value};
@@ -32,11 +32,11 @@ use crate::request::{Answer, Answers, By, CallNumber, Request, ScriptKind, Step}
 /// One call of a script.
 #[derive(Clone, Copy)]
 pub(crate) enum Command<'a> {
-    /// Steps on locks, each for itself. Several are of [`ScriptKind::Exclusive`] and on different locks.
+    /// Steps on locks, each by itself. Several are of [`ScriptKind::Exclusive`] and on different locks.
     Each(&'a [Request]),
-    /// Acquires of several locks in one slot: all or none.
+    /// Acquires of several locks in one slot, all or none.
     All(&'a [Request]),
-    /// What takes no lock.
+    /// A call that takes no lock.
     Ask(&'a Question<'a>),
 }
 
@@ -47,24 +47,24 @@ pub(crate) struct Question<'a> {
     pub(crate) call: &'a (dyn Fn(CallNumber) -> Cmd + Sync),
 }
 
-/// Who may answer a question.
+/// The servers that may answer a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Respondent {
     Master,
-    /// A replica, too: nothing is changed, and the answer may be late.
+    /// The master or a replica: nothing is changed, and the answer may be late.
     Any,
-    /// The master, which then tells of changes of what was read. A replica that lags behind shows what is gone, and not
-    /// what was granted a moment ago.
+    /// The master, which then reports changes of the keys that were read. A replica that lags behind shows what is
+    /// gone, and not what was granted a moment ago.
     TrackedMaster,
 }
 
 impl<'a> Command<'a> {
-    /// One step on one lock.
+    /// Makes the command of one step on one lock.
     pub(crate) const fn of(request: &'a Request) -> Self {
         Self::Each(std::slice::from_ref(request))
     }
 
-    /// The slot of its locks.
+    /// Returns the slot of the command's locks.
     pub(crate) fn slot(self) -> u16 {
         match self {
             Self::Each(requests) | Self::All(requests) => {
@@ -74,7 +74,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// How many answers it has.
+    /// Returns the number of answers to the command.
     pub(crate) const fn answers(self) -> usize {
         match self {
             Self::Each(requests) => requests.len(),
@@ -82,7 +82,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// The only step, where it is one.
+    /// Returns the request, if the command has only one.
     pub(crate) const fn step(self) -> Option<&'a Request> {
         match self {
             Self::Each([request]) => Some(request),
@@ -90,12 +90,12 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Whether a replica may answer it.
+    /// Returns `true` if a replica may answer the command.
     pub(crate) fn suits_replicas(self) -> bool {
         matches!(self, Self::Ask(question) if question.respondent == Respondent::Any)
     }
 
-    /// Whether the server shall tell of changes of what is read.
+    /// Returns `true` if the server has to report changes of the keys that are read.
     pub(crate) fn is_tracked(self) -> bool {
         match self {
             Self::Each(_) => self.step().is_some_and(|request| request.step.is_tracked()),
@@ -104,7 +104,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Whether a lock may be held by what it does, which replicas then have to know.
+    /// Returns `true` if a lock may be held by the command, which replicas then have to know.
     pub(crate) fn grants(self) -> bool {
         match self {
             Self::Each(requests) => requests.iter().any(|request| !request.step.withdraws()),
@@ -113,8 +113,10 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// The answer that a refusal is, where what is asked for can be had in another way.
+    /// Returns the answer that a refusal stands for, if the caller can ask in another way.
     pub(crate) fn answer_to(self, refusal: &Fault) -> Option<Answer> {
+        // Neither refusal took a lock: the server sends `TRYAGAIN` before it runs the script, and the script finds a
+        // wrong type before it takes anything.
         let is_split = refusal.code() == Some("TRYAGAIN");
         if !is_split && !refusal.is_no_lock() {
             return None;
@@ -125,6 +127,7 @@ impl<'a> Command<'a> {
             Self::Ask(_) => return None,
         };
         match (request.kind, &request.step) {
+            // Lock and counter lie on two servers. The lock can be taken by its own key alone.
             (ScriptKind::Exclusive, Step::Acquire { .. }) if is_split => Some(Answer::SplitSlot),
             (ScriptKind::Exclusive, Step::Acquire { .. }) => Some(Answer::NoLock),
             (ScriptKind::TakeOver { .. }, _) if !is_split => Some(Answer::NoLock),
@@ -133,7 +136,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Makes the call.
+    /// Makes the call of the command.
     pub(crate) fn call(self, format: &Format, by: By, number: CallNumber) -> Cmd {
         match self {
             Self::Each(requests) => format.call(requests, by, number),
@@ -142,7 +145,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Reads what came of it; `None` when it makes no sense.
+    /// Reads the result of the call; `None` if it is malformed.
     pub(crate) fn read(self, format: &Format, result: Value) -> Option<Answers> {
         match self {
             Self::Each(requests) => format.read(result, requests),

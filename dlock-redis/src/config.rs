@@ -1,4 +1,4 @@
-//! Settings of a connection.
+//! The settings of the backend, and their checks.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::format::Recipe;
 use crate::keys::Counters;
 use crate::url::{self, Topology};
 
-/// How many replicas can be asked for.
+/// The most replicas that can be required to acknowledge.
 const MOST_REPLICAS: u32 = 1_000;
-/// How many locks the servers are asked to tell of changes of.
+/// The number of locks whose changes the servers are asked to report.
 const DEFAULT_TRACKED: usize = 10_000;
 const MOST_TRACKED: usize = 100_000;
 
@@ -52,11 +52,11 @@ pub struct RedisBuilder {
     provider: Option<Provider>,
 }
 
-/// Where the servers are.
+/// The addresses of the servers.
 #[derive(Clone)]
 enum Servers {
     Url(String),
-    /// Those of clients that the program has.
+    /// The servers of clients that the program has.
     Existing(Box<Result<ExistingClients, &'static str>>),
 }
 
@@ -68,30 +68,30 @@ pub(crate) struct Config {
     pub(crate) replicas: Option<Replicas>,
     pub(crate) connect_timeout: Duration,
     pub(crate) counters: Counters,
-    /// Locks are stored as Redisson stores them.
+    /// `true` if locks are stored as Redisson stores them.
     pub(crate) redisson: bool,
-    /// Which of its locks they are.
+    /// The kind of Redisson's locks that they are.
     pub(crate) recipe: Recipe,
-    /// Each call has keys of one hash slot only.
+    /// `true` if each call has keys of one hash slot only.
     pub(crate) cluster: bool,
-    /// How many locks are tracked at the most.
+    /// The most locks that are tracked.
     pub(crate) tracked: usize,
     pub(crate) certificates: Certificates,
-    /// Where the program has clients: how they connect to the servers, and to the sentinels.
+    /// The settings by which the program's own clients connect to the servers, and to the sentinels.
     pub(crate) template: Option<ConnectionTemplate>,
     pub(crate) sentinel_template: Option<ConnectionTemplate>,
     #[cfg(feature = "credentials")]
     pub(crate) provider: Option<Provider>,
 }
 
-/// Who has to acknowledge, and for how long to wait for it.
+/// The number of replicas that have to acknowledge, and the time to wait for them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Replicas {
     pub(crate) count: u32,
     pub(crate) timeout: Duration,
 }
 
-/// Certificates in PEM form. Never shown.
+/// The certificates in PEM form. They are never shown.
 #[derive(Clone, Default)]
 pub(crate) struct Certificates {
     #[cfg(feature = "tls")]
@@ -111,7 +111,7 @@ impl RedisBuilder {
         Self::of(Servers::Url(url.to_owned()))
     }
 
-    /// For the servers of clients that the program has.
+    /// Creates a builder for the servers of clients that the program has.
     pub(crate) fn existing(clients: Result<ExistingClients, &'static str>) -> Self {
         Self::of(Servers::Existing(Box::new(clients)))
     }
@@ -134,7 +134,7 @@ impl RedisBuilder {
         }
     }
 
-    /// Sets what stands before every key. Default `dlock:`; up to 128 bytes. Empty to share locks with Redisson.
+    /// Sets the prefix of every key. Default `dlock:`; up to 128 bytes. Empty to share locks with Redisson.
     ///
     /// On a cluster a prefix with a hash tag, such as `{locks}:`, puts all locks into one slot.
     pub fn with_prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -145,8 +145,8 @@ impl RedisBuilder {
     /// Sets how many replicas have to acknowledge every grant and renewal before it counts. Default 0; up to
     /// 1000.
     ///
-    /// A grant with fewer acknowledgements is withdrawn and refused, and a renewal with fewer is tried again, until
-    /// the lock is lost. So no failover to a replica that acknowledged loses a lock whose holder had the answer.
+    /// A grant with fewer acknowledgements is withdrawn and refused, and a renewal with fewer is tried again until the
+    /// lock is lost. So no failover to a replica that acknowledged loses a lock whose holder got the answer.
     pub const fn with_min_replicas(mut self, count: u32) -> Self {
         self.min_replicas = Some(count);
         self
@@ -165,16 +165,16 @@ impl RedisBuilder {
     }
 
     /// Sets whether locks are stored in the forms of Redisson, under their names as they are, so that services in Java
-    /// and in Rust exclude and wake each other. Default: only where the prefix is empty. dlock's own form costs both
-    /// sides less. All clients of a lock need the same setting.
+    /// and in Rust exclude and wake each other. Default: only if the prefix is empty. dlock's own form costs both sides
+    /// less. All clients of a lock need the same setting.
     pub const fn with_redisson(mut self, on: bool) -> Self {
         self.redisson = Some(on);
         self
     }
 
-    /// Sets which of Redisson's locks are stored where locks are shared with it. Default [`Recipe::Lock`]. All clients
-    /// of a lock have to agree: a client that finds the data of another recipe grants nothing, with an error of the
-    /// kind [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
+    /// Sets which of Redisson's locks are stored if locks are shared with it. Default [`Recipe::Lock`]. All clients of
+    /// a lock have to agree: a client that finds the data of another recipe grants nothing, with an error of the kind
+    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
     pub const fn with_recipe(mut self, recipe: Recipe) -> Self {
         self.recipe = Some(recipe);
         self
@@ -189,7 +189,7 @@ impl RedisBuilder {
     }
 
     /// Sets whether the one server of the URL is a proxy before a cluster, as some managed services have: the keys of
-    /// each call lie in one hash slot then, as on a cluster, but all calls go to the proxy. Default no. A URL of a
+    /// each call lie in one hash slot then, as on a cluster, but all calls go to the proxy. Default no. The URL of a
     /// cluster does not need it.
     ///
     /// All clients of a lock need the same setting, since the counters of fences have other names with it.
@@ -198,12 +198,12 @@ impl RedisBuilder {
         self
     }
 
-    /// Sets for how many locks at the most the servers notify when another client deletes or changes them, so that
-    /// their holder knows within about a round trip and not at the next renewal. With readers, permits and fair locks,
-    /// which other clients change again and again, it knows up to a twelfth of the lease later. Default 10 000; up to
-    /// 100 000, and 0 for none. Needs RESP3 and Redis 6.2.
+    /// Sets the most locks whose changes by other clients the servers report, so that the holder of a lock that was
+    /// deleted or changed knows within about a round trip and not at the next renewal. The holder of a shared or fair
+    /// lock, which other clients change again and again, knows up to a twelfth of the lease later. Default 10 000; up
+    /// to 100 000, and 0 for none. Needs RESP3 and Redis 6.2.
     ///
-    /// It is for locks that are held for more than a second: until then a lock costs nothing by it. Each is an entry in
+    /// A lock is tracked once it has been held for a second, and costs nothing by it until then. Each is an entry in
     /// the servers' tracking tables; readers, permits and fair locks in Redisson's form are up to four.
     pub const fn with_tracking(mut self, most: usize) -> Self {
         self.tracking = Some(most);
@@ -230,8 +230,9 @@ impl RedisBuilder {
     }
 
     /// Takes user and password from this provider, in place of those of the URL or client, for every connection that is
-    /// opened; open connections are authenticated again whenever it has new ones. Not for sentinels. For tokens that
-    /// expire, as managed services use them. Needs the feature `credentials` (`redis-credentials` of `dlock`).
+    /// opened. Open connections are authenticated again whenever the provider has new ones. Not for sentinels. For
+    /// tokens that expire, as managed services use them. Needs the feature `credentials` (`redis-credentials` of
+    /// `dlock`).
     #[cfg(feature = "credentials")]
     pub fn with_credentials_provider(
         mut self,
@@ -241,6 +242,7 @@ impl RedisBuilder {
         self
     }
 
+    /// Checks the settings. A setting by a method wins over the URL.
     pub(crate) fn check(self) -> Result<Config, Failure> {
         let ExistingClients { target, template, sentinel_template } = match self.servers {
             Servers::Url(url) => {
@@ -294,7 +296,7 @@ impl RedisBuilder {
                 (false, false) => Counters::Server,
             },
             cluster,
-            // What stands before several servers can tell nothing of them.
+            // A proxy stands for many servers, whose reports it cannot pass on.
             tracked: if hash_slots { 0 } else { tracked },
             certificates: self.certificates,
             target,

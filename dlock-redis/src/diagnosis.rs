@@ -1,4 +1,4 @@
-//! Settings of a server that endanger locks.
+//! The settings of a server that endanger locks.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::client::Client;
 use crate::servers::Node;
 
 const ADVICE: &str = "grant the rights that docs/backends/redis.md lists, on each server of a cluster";
-/// How long one answer of a server may take.
+/// The longest wait for one answer of a server.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What `INFO` of each master says, and `CONFIG` where the user may ask for it.
+/// Returns the findings about rights, about `INFO` of each master, and about `CONFIG` if the user may read it.
 pub(crate) async fn diagnose(client: &Client) -> Result<Vec<Finding>, Failure> {
     let mut findings = match client.introduce().await {
         Ok(()) => vec![Finding::fine("rights", "the user has what locks need")],
@@ -35,6 +35,7 @@ pub(crate) async fn diagnose(client: &Client) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
+/// Returns the findings about one server.
 async fn of_server(client: &Client, node: &Node) -> Vec<Finding> {
     let (mut findings, mut info) = (Vec::new(), HashMap::new());
     for section in ["server", "memory", "persistence", "replication"] {
@@ -63,7 +64,7 @@ async fn of_server(client: &Client, node: &Node) -> Vec<Finding> {
     findings
 }
 
-/// The answer, if there is one and it is no refusal.
+/// Returns the answer to a command, if it was not refused and came in time.
 async fn command(client: &Client, node: &Node, words: &[&str]) -> Option<Value> {
     let mut command = redis::cmd(words[0]);
     command.arg(&words[1..]);
@@ -82,6 +83,7 @@ fn is(info: &HashMap<String, String>, name: &str, value: &str) -> bool {
     info.get(name).is_some_and(|found| found == value)
 }
 
+/// Returns the findings about the fields of `INFO`.
 fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(version) = info.get("redis_version") {
@@ -122,7 +124,7 @@ fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
     findings
 }
 
-/// Whether there is memory left for grants, where nothing is evicted for them.
+/// Returns the finding about memory: whether grants can be stored if nothing is evicted for them.
 fn memory(info: &HashMap<String, String>) -> Option<Finding> {
     let number = |name: &str| info.get(name)?.parse::<u64>().ok();
     let (used, most) = (number("used_memory")?, number("maxmemory").filter(|most| *most > 0)?);

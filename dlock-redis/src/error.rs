@@ -1,32 +1,38 @@
-//! What the errors of server and connection mean for a lock.
+//! The meaning of server and connection errors for a lock.
+//!
+//! | [`Fault`] | the request | as a [`Failure`] |
+//! |---|---|---|
+//! | `Unsent` | was not carried out | unavailable |
+//! | `Cut` | may have been carried out | unknown |
+//! | `Refused` | was answered by an error | by the text, see [`refusal`] |
 
 use std::sync::Arc;
 
 use dlock_core::{ErrorKind, Failure};
 use redis::RedisError;
 
-/// Why a request has no answer.
+/// The reason for which a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It was certainly not sent.
+    /// The request was certainly not sent.
     Unsent(&'static str),
-    /// It may have been carried out: the connection ended before the answer, or the answer was malformed.
+    /// The request may have been carried out: the connection ended before the answer, or the answer was malformed.
     Cut(String),
-    /// The server refused it, with this text.
+    /// The server refused the request with this text.
     Refused(String),
 }
 
-/// Where the server sends a request instead.
+/// The server that a request is redirected to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Redirect {
     pub(crate) slot: u16,
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// For this request only, while the slot is being moved.
+    /// `true` if the redirection is for this request only, while the slot is being moved.
     pub(crate) ask: bool,
 }
 
-/// The codes the classification knows; a script's error of an old server has its code somewhere in the text.
+/// The codes that are classified. The script errors of old servers have their code somewhere in the text.
 const CODES: &[&str] = &[
     "NOAUTH",
     "WRONGPASS",
@@ -49,17 +55,18 @@ const CODES: &[&str] = &[
     "FENCES",
 ];
 
-/// What servers say of a command, a key or a channel that is denied to a script. No name of a user has such words.
+/// The words of servers about a command, a key or a channel that is denied to a script. No name of a user contains
+/// them.
 const WITHIN_A_SCRIPT: [&str; 2] = ["ACL failure in script", "The user executing the script can't"];
 
-/// What the scripts say where the fault is not the lock's.
+/// The words of the scripts about an error that is not the lock's.
 const COUNTER: &str = "the counter of fences";
 
-/// What the scripts say of a lock that the token has already, and that could only be adopted with its fence.
+/// The words of the scripts about a lock that the token holds already, and that could only be adopted with its fence.
 const NO_FENCE: &str = "somebody removed the fence from the lock";
 
 impl Fault {
-    /// What became of a request that the client library reports this of.
+    /// Returns the fault of a request for which the client library reports this error.
     pub(crate) fn of(error: RedisError) -> Self {
         match server_text(&error) {
             Some(text) => Self::Refused(text),
@@ -67,6 +74,7 @@ impl Fault {
         }
     }
 
+    /// Returns the code of a refusal, if it is a known one.
     pub(crate) fn code(&self) -> Option<&'static str> {
         match self {
             Self::Refused(text) => code_in(text),
@@ -74,12 +82,13 @@ impl Fault {
         }
     }
 
-    /// Whether the key that was asked for holds something that is not what the request is about. The counter of fences
-    /// is another key.
+    /// Returns `true` if the key of the request holds something that the request is not about. The counter of fences is
+    /// another key.
     pub(crate) fn is_no_lock(&self) -> bool {
         matches!(self, Self::Refused(text) if code_in(text) == Some("WRONGTYPE") && !text.contains(COUNTER))
     }
 
+    /// Reads the redirection in a refusal.
     pub(crate) fn redirect(&self) -> Option<Redirect> {
         let Self::Refused(text) = self else { return None };
         let mut words = text.split_ascii_whitespace();
@@ -94,7 +103,7 @@ impl Fault {
         Some(Redirect { slot, host, port: port.parse().ok()?, ask })
     }
 
-    /// The failure to report for a request that may change something.
+    /// Returns the failure to report for a request that may change something.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Unsent(why) => Failure::unavailable(why),
@@ -106,7 +115,7 @@ impl Fault {
     }
 }
 
-/// The text of an error that the server itself sent.
+/// Returns the text of an error that the server itself sent.
 fn server_text(error: &RedisError) -> Option<String> {
     let code = match error.kind() {
         redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => error.code()?,
@@ -121,19 +130,20 @@ fn server_text(error: &RedisError) -> Option<String> {
     })
 }
 
-/// The text of a server without the arguments of ours that it repeats, which may be a password, or words that look like
-/// a code.
+/// Returns the text of a server without the arguments of the request that it repeats, which may be a password, or
+/// contain words that look like a code.
 fn without_arguments(detail: &str) -> &str {
     detail.split_once(", with args beginning with").map_or(detail, |(what, _)| what)
 }
 
+/// Returns the code in the text of an error.
 fn code_in(text: &str) -> Option<&'static str> {
     text.split(|c: char| !c.is_ascii_uppercase())
         .find_map(|word| CODES.iter().find(|code| **code == word).copied())
         .or_else(|| WITHIN_A_SCRIPT.iter().any(|words| text.contains(words)).then_some("NOPERM"))
 }
 
-/// What a refusal by the server means. It changed nothing.
+/// Returns the failure of a refusal by the server, which changed nothing.
 pub(crate) fn refusal(text: &str) -> Failure {
     let (kind, advice) = match code_in(text) {
         Some("NOAUTH") => (ErrorKind::Denied, "the server requires a password; put it into the URL"),
@@ -213,23 +223,23 @@ pub(crate) fn refusal(text: &str) -> Failure {
     if text.contains(NO_FENCE) { failure.of_worthless_grant() } else { failure }
 }
 
-/// Whether the server refused a command within a step, of which it may have carried out a part.
+/// Returns `true` if the server refused a command within a step, of which it may have carried out a part.
 pub(crate) fn is_cut_short(failure: &Failure) -> bool {
     let is_within = |words: &&str| failure.message().contains(*words);
     failure.kind() == ErrorKind::Denied && WITHIN_A_SCRIPT.iter().any(is_within)
 }
 
-/// Whether the server refused a command within a step, and did not say which.
+/// Returns `true` if the server refused a command within a step, and did not name it.
 pub(crate) fn is_unnamed(failure: &Failure) -> bool {
     failure.kind() == ErrorKind::Denied && failure.message().contains("can't run this command")
 }
 
-/// Whether the key holds what is not what the request was about, as [`Fault::is_no_lock`].
+/// Returns `true` if the key holds something that the request is not about, as [`Fault::is_no_lock`].
 pub(crate) fn is_no_lock(failure: &Failure) -> bool {
     code_in(failure.message()) == Some("WRONGTYPE") && !failure.message().contains(COUNTER)
 }
 
-/// What it means that a connection could not be opened. Nothing was sent.
+/// Returns the failure of a connection that could not be opened. Nothing was sent.
 pub(crate) fn not_opened(error: &RedisError, address: &str) -> Failure {
     if let Some(text) = server_text(error) {
         let refused = refusal(&text);
@@ -250,8 +260,8 @@ pub(crate) fn not_opened(error: &RedisError, address: &str) -> Failure {
     Failure::new(kind, format!("{address}: no connection ({error})"))
 }
 
-/// Whether a server that did not let us in may do so in RESP2: it is old, it is configured to have no `HELLO`, or the
-/// user may not use it, or what stands before it does not know it.
+/// Returns `true` if a server that refused a connection may accept one in RESP2: it is old, it is configured without
+/// `HELLO`, the user may not use that command, or a proxy before it does not know it.
 pub(crate) fn lacks_hello(error: &RedisError) -> bool {
     if error.kind() == redis::ErrorKind::RESP3NotSupported {
         return true;
@@ -261,8 +271,8 @@ pub(crate) fn lacks_hello(error: &RedisError) -> bool {
     !known && !text.contains("DB index") && !text.contains("max number of clients")
 }
 
-/// A handshake that failed is reported as an I/O error of invalid data. The client library hands it out inside an
-/// `Arc`, which hides it from a plain look at the source.
+/// Returns `true` if a TLS handshake failed, which is reported as an I/O error of invalid data. The client library
+/// returns it inside an `Arc`, which hides it from a plain look at the source.
 fn is_tls_error(error: &RedisError) -> bool {
     let source = std::error::Error::source(error);
     let shared = source.and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());

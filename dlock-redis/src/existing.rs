@@ -1,4 +1,4 @@
-//! What is taken from clients of the `redis` crate that the program has already.
+//! The settings that are taken from clients of the `redis` crate that the program has already.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use redis::{Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnec
 
 use crate::url::{Credentials, Endpoint, Target, Topology};
 
-/// The servers of such clients, and how these connect to them.
+/// The servers of existing clients, and how these connect to them.
 #[derive(Clone)]
 pub(crate) struct ExistingClients {
     pub(crate) target: Target,
@@ -15,7 +15,7 @@ pub(crate) struct ExistingClients {
     pub(crate) sentinel_template: Option<ConnectionTemplate>,
 }
 
-/// How a client connects. Never shown.
+/// The settings by which a client connects. They are never shown.
 #[derive(Clone)]
 pub(crate) struct ConnectionTemplate(Arc<ConnectionInfo>);
 
@@ -30,7 +30,7 @@ impl ConnectionTemplate {
         Self(Arc::new(client.get_connection_info().clone()))
     }
 
-    /// The same for another server.
+    /// Returns the settings for another server.
     pub(crate) fn at(&self, endpoint: &Endpoint, protocol: ProtocolVersion) -> ConnectionInfo {
         let addr = match (endpoint, self.0.addr()) {
             (Endpoint::Tcp { host, port, .. }, ConnectionAddr::TcpTls { insecure, tls_params, .. }) => {
@@ -73,11 +73,13 @@ impl ConnectionTemplate {
     }
 }
 
+/// Takes a single server from its client.
 pub(crate) fn one(client: &Client) -> Result<ExistingClients, &'static str> {
     let template = ConnectionTemplate::of(client);
     Ok(existing(Topology::Single(template.endpoint()?), template, None))
 }
 
+/// Takes a cluster from the clients of some of its nodes.
 pub(crate) fn cluster(nodes: &[Client]) -> Result<ExistingClients, &'static str> {
     let template = first(nodes, "a cluster needs the client of one of its nodes at least")?;
     if template.db() != 0 {
@@ -86,6 +88,7 @@ pub(crate) fn cluster(nodes: &[Client]) -> Result<ExistingClients, &'static str>
     Ok(existing(Topology::Cluster(endpoints(nodes)?), template, None))
 }
 
+/// Takes a master under Sentinel from the clients of the sentinels and of a server.
 pub(crate) fn sentinels(
     sentinels: &[Client],
     service: &str,
@@ -111,7 +114,7 @@ fn existing(
 ) -> ExistingClients {
     let target = Target {
         topology,
-        // They stay where they are.
+        // The credentials stay in the template.
         credentials: Credentials::default(),
         sentinel_credentials: Credentials::default(),
         db: template.db(),
@@ -125,7 +128,7 @@ fn existing(
     ExistingClients { target, template: Some(template), sentinel_template }
 }
 
-/// Credentials that change.
+/// A source of credentials that change.
 #[cfg(feature = "credentials")]
 #[derive(Clone)]
 pub(crate) struct Provider(Arc<dyn redis::StreamingCredentialsProvider>);
@@ -146,7 +149,7 @@ mod provider {
             Self(Arc::new(provider))
         }
 
-        /// The credentials of this moment.
+        /// Returns the current credentials.
         pub(crate) async fn now(&self) -> RedisResult<BasicAuth> {
             let ended =
                 || Err((redis::ErrorKind::AuthenticationFailed, "the provider has no credentials").into());

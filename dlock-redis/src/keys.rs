@@ -1,15 +1,15 @@
-//! How locks are named on the server.
+//! The names of locks on the server.
 //!
-//! | what | name |
+//! | item | name |
 //! |---|---|
 //! | lock | prefix, then the key |
 //! | counter of fences | prefix, then `fence:{tag}`; one for a server, one for each hash slot of a cluster |
-//! | channel | the name of the lock; `redisson_lock__channel:{lock}` where locks are shared with Redisson |
+//! | channel | the name of the lock; `redisson_lock__channel:{lock}` if locks are shared with Redisson |
 //!
 //! A key with a brace could choose its hash slot. Such a key, and one that begins with the mark of encoded keys, is
 //! stored as `%` followed by the key with `%`, `{` and `}` as `%25`, `%7B` and `%7D`. So no two keys share a name, and
-//! only a prefix can name a slot. Where locks are shared with Redisson, keys are stored as they are, and their braces
-//! mean what they mean to Redis.
+//! only a prefix can name a slot. Locks that are shared with Redisson are stored under their keys as they are, and
+//! their braces mean what they mean to Redis.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
@@ -25,18 +25,19 @@ const MAX_PREFIX: usize = 128;
 pub(crate) struct Names {
     pub(crate) lock: Arc<str>,
     pub(crate) counter: Arc<str>,
-    /// Whether the counter is this lock's alone.
+    /// `true` if the counter belongs to this lock only.
     pub(crate) own_counter: bool,
-    /// The hash slot, where the servers form a cluster.
+    /// The hash slot, if the servers form a cluster.
     pub(crate) slot: u16,
-    /// Differs for most names.
+    /// A hash of the lock's name, which differs for most names.
     pub(crate) hash: u16,
-    /// Its braces are no hash tag: lock and counter, and what Redisson adds to the name, would lie in two slots.
+    /// `true` if the braces of the name are no hash tag: the lock, its counter, and the names that Redisson adds would
+    /// lie in two slots.
     pub(crate) bad_hash_tag: bool,
 }
 
 impl Names {
-    /// Refuses a name that lies in several slots.
+    /// Refuses a lock whose names lie in several slots.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.bad_hash_tag {
             return Err(Failure::invalid_config(
@@ -47,14 +48,14 @@ impl Names {
     }
 }
 
-/// Which counter a fence comes from.
+/// The counters that fences are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counters {
     /// One for the whole server.
     Server,
     /// One for each hash slot, in that slot.
     Slot,
-    /// Redisson's own, one for each lock that ever was.
+    /// Redisson's own counters, one for each lock that ever was.
     Lock,
 }
 
@@ -64,13 +65,13 @@ pub(crate) struct Namer {
     prefix: String,
     counters: Counters,
     cluster: bool,
-    /// Keys are stored as they are.
+    /// `true` if keys are stored as they are.
     raw: bool,
     server_counter: Arc<str>,
 }
 
 impl Namer {
-    /// Checks the prefix.
+    /// Creates a namer, and checks the prefix.
     pub(crate) fn new(prefix: &str, counters: Counters, cluster: bool, raw: bool) -> Result<Self, Failure> {
         let refuse = |what: &str| Err(Failure::invalid_config(format!("the prefix {prefix:?} {what}")));
         if prefix.len() > MAX_PREFIX {
@@ -97,7 +98,7 @@ impl Namer {
         })
     }
 
-    /// The key of a lock with this name; `None` when no lock is called so.
+    /// Returns the key of the lock with this name; `None` if no lock has it.
     pub(crate) fn key_of(&self, lock: &str) -> Option<Key> {
         let stored = lock.strip_prefix(&self.prefix)?;
         if self.raw {
@@ -107,7 +108,7 @@ impl Namer {
         (stored == encode(key.as_str())).then_some(key)
     }
 
-    /// The pattern of `SCAN` that all names of locks match.
+    /// Returns the pattern for `SCAN` that the names of all locks match.
     pub(crate) fn pattern(&self) -> String {
         let mut pattern = String::with_capacity(self.prefix.len() + 1);
         for character in self.prefix.chars() {
@@ -120,6 +121,7 @@ impl Namer {
         pattern
     }
 
+    /// Returns the names of a lock.
     pub(crate) fn names(&self, key: &Key) -> Names {
         let key = if self.raw { Cow::Borrowed(key.as_str()) } else { encode(key.as_str()) };
         let none = self.prefix.is_empty();
@@ -141,14 +143,15 @@ impl Namer {
         Names { lock, counter, own_counter: self.counters == Counters::Lock, slot, hash, bad_hash_tag }
     }
 
-    /// The names of a lock that nobody can ask for, to try rights with.
+    /// Returns the names of a lock that no key has, to check rights with.
     pub(crate) fn probe(&self) -> Names {
-        // Encoded for no reason, so that no key of ours is stored like this.
+        // Encoded although it has no character to encode: no key is stored like this.
         self.named([&self.prefix, "%probe"].concat().into())
     }
 }
 
-/// A prefix's own hash tag would win over the counter's, and without a prefix the counters would lie among data.
+/// Returns the prefix of counters. Without the braces of the prefix, as its hash tag would win over the counter's; and
+/// never empty, as the counters would lie among data.
 fn counter_prefix(prefix: &str) -> String {
     match prefix {
         "" => "dlock:".to_owned(),
@@ -156,12 +159,12 @@ fn counter_prefix(prefix: &str) -> String {
     }
 }
 
-/// Redisson's rule for the names that belong to a lock.
+/// Returns a name that belongs to a lock by Redisson's rule, with the kind before the lock.
 pub(crate) fn suffixed(kind: &str, lock: &str) -> String {
     if lock.contains('{') { format!("{kind}:{lock}") } else { format!("{kind}:{{{lock}}}") }
 }
 
-/// The same, with the kind behind.
+/// Returns a name that belongs to a lock by Redisson's rule, with the kind behind the lock.
 pub(crate) fn suffixed_with(name: &str, kind: &str) -> String {
     if name.contains('{') { format!("{name}:{kind}") } else { format!("{{{name}}}:{kind}") }
 }
@@ -200,7 +203,7 @@ fn decode(stored: &str) -> Option<Cow<'_, str>> {
     Some(key.into())
 }
 
-/// The hash slot of a name, by the rules of Redis Cluster.
+/// Returns the hash slot of a name by the rules of Redis Cluster.
 pub(crate) fn slot_of(name: &str) -> u16 {
     let hashed = name
         .split_once('{')
@@ -211,12 +214,12 @@ pub(crate) fn slot_of(name: &str) -> u16 {
     crc16(hashed.as_bytes()) % SLOTS
 }
 
-/// CRC-16/XMODEM.
+/// Returns the CRC-16/XMODEM of bytes.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| (crc << 8) ^ CRC[usize::from((crc >> 8) as u8 ^ byte)])
 }
 
-/// The remainders of all bytes.
+/// The CRC of each byte.
 const CRC: [u16; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -233,7 +236,7 @@ const CRC: [u16; 256] = {
     table
 };
 
-/// For each slot the least number whose text lies in it: the same in every client.
+/// The least number for each slot whose text lies in it, which is the same in every client.
 static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
     let mut tags = vec![u32::MAX; usize::from(SLOTS)];
     let mut missing = tags.len();

@@ -1,8 +1,8 @@
 //! Redis as a backend of dlock.
 //!
 //! [`Redis`] keeps each lock as one key with a time to live: in a form of its own, or in those of Redisson, so that
-//! services in Java and in Rust exclude and wake each other. See `docs/backends/redis.md` for what it guarantees,
-//! and when not.
+//! services in Java and in Rust exclude and wake each other. See `docs/backends/redis.md` for its guarantees and their
+//! limits.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

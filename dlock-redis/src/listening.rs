@@ -1,8 +1,8 @@
 //! The connection on which a client is notified of releases.
 //!
-//! Messages of dlock come over any server. On a cluster from Redis 7 on, Redisson's come on sharded channels, over the
-//! master of the slot, unless it is configured not to shard: where locks are shared with it, both kinds are listened
-//! to.
+//! dlock publishes on channels that every server forwards. On a cluster from Redis 7 on, Redisson publishes on sharded
+//! channels, which only the master of the slot serves, unless it is configured not to. A client that shares locks with
+//! Redisson there is subscribed to both kinds.
 
 mod shards;
 
@@ -23,15 +23,15 @@ use self::shards::{Sharded, Shards};
 use crate::error::{Fault, refusal};
 use crate::servers::{MessageConnection, Servers};
 
-/// What is read of a message at the most.
+/// The longest message that is read as a text.
 const LONGEST: usize = 64;
 
-/// Opens such connections.
+/// The source of connections that are listened to.
 pub(crate) struct Listening {
     servers: Arc<Servers>,
-    /// Whether others may publish on sharded channels.
+    /// `true` if Redisson may publish on sharded channels.
     sharded: bool,
-    /// Whether it was said that the user may not listen.
+    /// `true` once a warning was logged that the user may not subscribe.
     said: Arc<AtomicBool>,
 }
 
@@ -41,17 +41,18 @@ impl Listening {
     }
 }
 
+/// One connection, or on a cluster with sharded channels several, that messages are read from.
 pub(crate) struct ListeningConnection {
     line: MessageConnection,
     pushes: mpsc::UnboundedReceiver<PushInfo>,
-    /// Where messages come by RESP2.
+    /// The stream of messages, if the protocol is RESP2.
     messages: Option<PubSubStream>,
     shards: Option<Shards>,
     commands: FuturesUnordered<BoxFuture<'static, Done>>,
     said: Arc<AtomicBool>,
 }
 
-/// What came of a command.
+/// The outcome of a command.
 enum Done {
     Subscribed(Vec<Arc<str>>, Result<(), Fault>, Option<Sharded>),
     Sharded(Sharded),
@@ -65,7 +66,7 @@ impl Source for Listening {
         let (push, pushes) = mpsc::unbounded_channel();
         let endpoint = self.servers.any().await?;
         let (line, messages) = self.servers.opener().listen(&endpoint, push.clone()).await?;
-        // Sharded channels need a protocol in which a connection can do more than listen.
+        // Sharded channels need RESP3: a connection in RESP2 that is subscribed can do nothing else.
         let shards = (self.sharded && messages.is_none()).then(|| Shards::new(&self.servers, push));
         let (commands, said) = (FuturesUnordered::new(), Arc::clone(&self.said));
         Ok(ListeningConnection { line, pushes, messages, shards, commands, said })
@@ -83,6 +84,8 @@ impl Connection for ListeningConnection {
                 for channel in channels {
                     let (line, names) = (self.line.clone(), vec![Arc::clone(channel)]);
                     let sharding = shards.subscribe(channel);
+                    // Both at once. The plain one decides whether the channel is subscribed, and the sharded one is
+                    // tried again.
                     let both = async move {
                         let (result, sharded) = tokio::join!(line.subscribe(&names), sharding);
                         Done::Subscribed(names, result, Some(sharded))
@@ -137,6 +140,7 @@ impl Connection for ListeningConnection {
 }
 
 impl ListeningConnection {
+    /// Reads one message of the server.
     fn pushed(&mut self, push: PushInfo) -> Result<Option<Event>, Failure> {
         if push.kind == PushKind::Disconnection {
             return Err(broken());
@@ -149,7 +153,7 @@ impl ListeningConnection {
                 Some(Value::BulkString(text)) => heard(channel, &text),
                 _ => Event::Message(channel),
             })),
-            // The slot belongs to another server now.
+            // The slot has moved to another server. A new connection finds it.
             PushKind::SUnsubscribe if self.shards.as_mut().is_some_and(|shards| shards.lost(&channel)) => {
                 Err(broken())
             }
@@ -157,6 +161,7 @@ impl ListeningConnection {
         }
     }
 
+    /// Reads the outcome of a command.
     fn done(&mut self, done: Done) -> Result<Option<Event>, Failure> {
         match done {
             Done::Subscribed(names, result, sharded) => {
@@ -171,7 +176,7 @@ impl ListeningConnection {
                             let what = "releases are not notified, and waiters have to ask for them";
                             tell(|| tracing::warn!({ dlock.reason = %reason }, "{what}"));
                         }
-                        // Whoever may not listen asks from time to time.
+                        // A claim that cannot be notified asks again from time to time.
                         let failure = Failure::unavailable(reason.message().to_owned());
                         Ok(Some(Event::Denied(names, failure)))
                     }
@@ -184,7 +189,7 @@ impl ListeningConnection {
         }
     }
 
-    /// Takes note of what came of a subscription to a sharded channel, which is tried again where that may help; the
+    /// Notes the outcome of a subscription to a sharded channel, and tries again where that may help. Returns the
     /// channel if it is subscribed.
     fn sharded(&mut self, sharded: Sharded) -> Option<Arc<str>> {
         let shards = self.shards.as_mut()?;
@@ -198,7 +203,7 @@ impl ListeningConnection {
     }
 }
 
-/// Reads a message: a bare wake-up, or a text for a waiter in line.
+/// Reads a message: a wake-up without a text, or a text for a waiter in the queue.
 fn heard(channel: String, text: &[u8]) -> Event {
     match std::str::from_utf8(text) {
         Ok(text) if !text.is_empty() && text.len() <= LONGEST => Event::Text(channel, text.to_owned()),
@@ -206,6 +211,7 @@ fn heard(channel: String, text: &[u8]) -> Event {
     }
 }
 
+/// Returns the next message of the stream, and waits for ever if there is none.
 async fn next_of(messages: &mut Option<PubSubStream>) -> Option<redis::Msg> {
     match messages {
         Some(messages) => messages.next().await,

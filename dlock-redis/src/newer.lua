@@ -1,5 +1,5 @@
 local version, fence = ARGV[#ARGV - 1] or '', ARGV[#ARGV] or ''
--- A number without leading zeros, or nil. Numbers stay text: one of Lua has 53 bits.
+-- Returns a number without leading zeros, or nil. Numbers stay text, as a number of Lua has only 53 bits.
 local function whole(text)
   local sign, digits = string.match(text, '^(%-?)0*(%d+)$')
   return digits and (digits == '0' and digits or sign .. digits)
@@ -41,8 +41,8 @@ end
 if seen and below(version, seen) then
   return {older}
 end
--- Tried first, by arguments that change nothing, so that who may not write this writes nothing. It counts once the body
--- has ended well.
+-- Tried first, by arguments that change nothing, so that the body writes nothing for a user that may not write this.
+-- The version counts once the body has ended well.
 local tried = redis.pcall('HSET', KEYS[#KEYS], 'version', version, 'fence')
 if not string.find(tried.err, 'rong number of arg', 1, true) then
   return tried

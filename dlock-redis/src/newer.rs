@@ -8,7 +8,7 @@ use crate::request::{CallNumber, text};
 
 const SCRIPT: &str = include_str!("newer.lua");
 
-/// What the script returns in each case.
+/// The Lua expressions that the script returns in each case.
 struct Answers {
     malformed: &'static str,
     mixed: &'static str,
@@ -26,7 +26,7 @@ const ERRORS: Answers = Answers {
     older: "redis.error_reply('OLDER the version ' .. version .. ' is older than ' .. seen)",
 };
 
-/// Each with the number of the call, which is the second argument.
+/// The replies to a call of this crate, each with the number of the call, which is the second argument.
 const REPLIES: Answers = Answers {
     malformed: "{ 'malformed', ARGV[2] }",
     mixed: "{ 'mixed', ARGV[2] }",
@@ -35,25 +35,26 @@ const REPLIES: Answers = Answers {
     older: "{ 'older ' .. seen, ARGV[2] }",
 };
 
+/// Returns the script with this body and these replies.
 fn guarded(body: &str, answers: &Answers) -> String {
     let script = SCRIPT.replace("{malformed}", answers.malformed).replace("{mixed}", answers.mixed);
     let script = script.replace("{stale}", answers.stale).replace("{same}", answers.same);
-    // The body last: it may contain anything.
+    // The body comes last, as it may contain the other placeholders.
     script.replace("{older}", answers.older).replacen("{body}", body, 1)
 }
 
 /// Returns a script that runs `body` only with data that is newer than all before, in one atomic step: as
 /// [`Redis::write_if_newer`](crate::Redis::write_if_newer), for any Redis client.
 ///
-/// The last of `KEYS` is the key that remembers, which [`fence_key`] names; the last two of `ARGV` are the version in
-/// decimal, from -9223372036854775808 to 9223372036854775807, and the fence in decimal, or an empty text for a key that
-/// is written without fences. The body sees them all, after its own keys and arguments, and returns the reply. It runs
-/// as a function: a `return` in it ends it alone. Where it fails, or returns an error reply, the version does not
-/// count; what it has written by then stays written, as in every script.
+/// The last of `KEYS` is the key that keeps the version, which [`fence_key`] names. The last two of `ARGV` are the
+/// version in decimal, from -9223372036854775808 to 9223372036854775807, and the fence in decimal, or an empty text for
+/// a key that is written without fences. The body sees them all, after its own keys and arguments, and returns the
+/// reply. It runs as a function: a `return` in it ends the body only. If the body fails, or returns an error reply, the
+/// version does not count; what it has written by then stays written, as in every script.
 ///
-/// What is not newer is an error reply: it begins with `OLDER`; with `SAME` where this very version was accepted before
-/// (a repetition has nothing more to do); with `STALE` where the fence is; with `MIXED` where the key is written with
-/// fences alone, or with versions in the other way.
+/// Data that is not newer gets an error reply: it begins with `OLDER`; with `SAME` if this very version was accepted
+/// before (a repetition has nothing more to do); with `STALE` if the fence is stale; with `MIXED` if the key is written
+/// with fences alone, or with versions in the other way.
 ///
 /// ```
 /// let script = dlock_redis::newer_script("return redis.call('HSET', KEYS[1], 'price', ARGV[1])");
@@ -80,7 +81,7 @@ pub(crate) fn set(
     call
 }
 
-/// Reads the answer to it.
+/// Reads the answer to [`set`].
 pub(crate) fn answer(key: &str, fence: Option<Fence>, reply: &Value) -> Result<VersionCheck, Failure> {
     match text(reply).map(|reply| reply.split_once(' ').unwrap_or((reply, ""))) {
         Some(("written", _)) => Ok(VersionCheck::Accepted),
@@ -106,7 +107,7 @@ pub(crate) fn answer(key: &str, fence: Option<Fence>, reply: &Value) -> Result<V
     }
 }
 
-/// The failure of a write to a key that is written in another way. Nothing was written.
+/// Returns the failure of a write to a key that is written in another way. Nothing was written.
 pub(crate) fn mixed(key: &str) -> Failure {
     Failure::new(
         ErrorKind::Conflict,

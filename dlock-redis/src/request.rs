@@ -1,4 +1,4 @@
-//! What is asked of a server, and what it answers.
+//! The requests to a server, and its answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,23 +10,23 @@ use smallvec::SmallVec;
 
 use crate::keys::Names;
 
-/// How a script is named to the server.
+/// The form in which a script is named to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// By its hash, which the server knows unless it was restarted or told to forget.
+    /// By its hash, which the server knows unless it was restarted or its scripts were flushed.
     Hash,
     /// By its text, from which the server learns it.
     Text,
 }
 
-/// The number of a call on its connection, which is part of the reply. Replies come in the order of their calls, but
-/// for what is broken between client and server: one that is repeated would pass for the reply to the next call.
+/// The number of a call on its connection, which is part of the reply. Replies come in the order of their calls, unless
+/// something between client and server is broken: a reply that is repeated would pass for the reply to the next call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallNumber(pub(crate) u32);
 
 impl CallNumber {
-    /// Returns what came of the call, which is 0 for a reply of the number alone, and the integer before it in one of
-    /// ` <integer>+<number>`; `None` where the reply belongs to another call.
+    /// Returns the result of the call: 0 for a reply of the number alone, and the integer before it in a reply of `
+    /// <integer>+<number>`. Returns `None` if the reply belongs to another call.
     pub(crate) fn result_in(self, reply: Value) -> Option<Value> {
         match reply {
             Value::BulkString(text) => {
@@ -69,58 +69,59 @@ pub(crate) struct Request {
     pub(crate) mode: Mode,
     pub(crate) kind: ScriptKind,
     pub(crate) step: Step,
-    /// What is called when it enters the queue of a connection and when it is sent.
+    /// The clock that is notified when the request enters the queue of a connection and when it is sent.
     pub(crate) clock: Option<RequestClock>,
 }
 
-/// Which script carries a step out.
+/// The script that carries out a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScriptKind {
-    /// Of locks with one holder: many requests share a call.
+    /// The script of exclusive locks, of which many requests share a call.
     Exclusive,
-    /// Of what several hold at a time. It knows what is held exclusively, too.
+    /// The script of shared locks: of readers and of permits. It knows exclusive locks, too.
     Shared,
-    /// Of locks that are waited for in line.
+    /// The script of locks with a queue of waiters.
     Fair,
     /// An exclusive acquire without the counter of fences, while a slot is being moved: without a fence yet, which is
-    /// 0, or with the one that was drawn since.
+    /// 0, or with the fence that was drawn since.
     SplitSlot { fence: u64 },
-    /// An acquire of what was left under this token.
+    /// An acquire of the lock that was left under this token.
     TakeOver { left: Token },
-    /// A withdrawal that leaves the key taken for so long.
+    /// A withdrawal that leaves the key taken for this time.
     Leave { millis: u64 },
 }
 
-/// What is to be done.
+/// A step on a lock.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Acquire {
         lease: u64,
-        /// Whether its maker listens for releases already, so that whoever releases the lock has to publish it.
+        /// `true` if the claim is subscribed to releases already, so that the release has to be published.
         listens: bool,
         who: Who,
-        /// How many fences are reserved, where the script can.
+        /// The number of fences to reserve, if the script can.
         fences: u32,
-        /// Whether it keeps newcomers out while it waits, or takes a place in line.
+        /// `true` if the claim keeps newcomers out while it waits, or takes a place in the queue.
         prefers: bool,
-        /// Of one in line that can be given the lock by a message: what marks this request in it.
+        /// The mark of this request in a message that grants the lock, for a claim in a queue that can be granted it
+        /// so.
         mark: Option<u64>,
     },
     Renew {
         lease: u64,
-        /// Whether the server shall tell of the next change.
+        /// `true` if the server has to report the next change.
         tracked: bool,
     },
-    /// Turns what was taken exclusively into a reader's.
+    /// Turns an exclusive lock into a reader's.
     Downgrade { lease: u64 },
     Withdraw {
-        /// Whether the lock is taken for the first in line in the same step. That needs the counter of fences.
+        /// `true` if the lock is taken for the first in the queue in the same step, which needs the counter of fences.
         passes_on: bool,
     },
 }
 
 impl Step {
-    /// For how long a lock is to be held.
+    /// Returns the lease for which the lock is to be held.
     pub(crate) const fn lease(&self) -> Option<u64> {
         match self {
             Self::Acquire { lease, .. } | Self::Renew { lease, .. } | Self::Downgrade { lease } => {
@@ -130,7 +131,7 @@ impl Step {
         }
     }
 
-    /// How many fences it takes of the counter.
+    /// Returns the number of fences that the step takes of the counter.
     pub(crate) const fn fences(&self) -> u32 {
         match self {
             Self::Acquire { fences, .. } => *fences,
@@ -142,25 +143,25 @@ impl Step {
         matches!(self, Self::Acquire { .. })
     }
 
-    /// Whether the server shall tell of the next change.
+    /// Returns `true` if the server has to report the next change.
     pub(crate) const fn is_tracked(&self) -> bool {
         matches!(self, Self::Renew { tracked: true, .. })
     }
 
-    /// Whether it may have to follow, on the same connection, what was sent before.
+    /// Returns `true` if the step may have to follow, on the same connection, the requests that were sent before.
     pub(crate) const fn withdraws(&self) -> bool {
         matches!(self, Self::Withdraw { .. })
     }
 }
 
-/// Who acquires: what is stored with the lock.
+/// The line about the holder that is stored with the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Who {
     line: HolderLine,
     trace: Option<Arc<str>>,
 }
 
-/// The text of a process, made once.
+/// The text of a process, which is made once.
 #[derive(Clone, Debug)]
 enum HolderLine {
     Of(Arc<Identity>),
@@ -168,7 +169,7 @@ enum HolderLine {
     Text(Arc<str>),
 }
 
-/// What is stored of one holder at the most: scripts read no more than 512 bytes of a lock.
+/// The longest line about one holder: scripts read no more than 512 bytes of a lock.
 const LONGEST: usize = 380;
 
 impl Who {
@@ -189,6 +190,7 @@ impl Who {
             #[cfg(test)]
             HolderLine::Text(text) => text,
         };
+        // The trace comes last and is left out first: without it the holder is still known.
         let end = if line.len() <= LONGEST { line.len() } else { line[..LONGEST].rfind(' ').unwrap_or(0) };
         to.extend_from_slice(&line.as_bytes()[..end]);
         if let Some(trace) = &self.trace
@@ -200,46 +202,46 @@ impl Who {
     }
 }
 
-/// What came of each request of a call.
+/// The answers to each request of a call.
 pub(crate) type Answers = SmallVec<[Answer; 1]>;
 
-/// The answer to one request, or to one command that is none.
+/// The answer to one request, or to a command without requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// Taken, with this fence.
+    /// The lock was granted with this fence.
     Granted(u64),
-    /// It was taken before, with this fence, if it is still there.
+    /// The lock was granted before, with this fence if it is still stored.
     Adopted(Option<u64>),
-    /// Somebody else has it.
+    /// Another client holds the lock.
     Busy { left: Option<Duration>, holder: Box<Holder> },
-    /// Nobody has it, and one who waits is to be the next.
+    /// The lock is free, and kept for another waiter.
     KeptOut { left: Option<Duration> },
-    /// The key is used in this way, which is not the one that was asked for.
+    /// The key is used in this mode, and another was asked for.
     Used(Mode),
-    /// The key holds no lock of one holder: one that several hold, or data of others. Nothing was changed.
+    /// The key holds no exclusive lock, but a shared one, or data of other programs. Nothing was changed.
     NoLock,
-    /// Whether there was something of ours to renew or withdraw.
+    /// Of a renewal, downgrade or withdrawal: `true` if the token held the lock.
     Done(bool),
-    /// It was withdrawn, and somebody listens for its release: so many connections, this process's among them.
+    /// The lock was withdrawn, and its release published to this number of connections, this process's among them.
     Awaited(u32),
-    /// The server refused, with this text.
+    /// The server refused the request with this text.
     Refused(String),
     /// The slot is being moved, so that lock and counter may lie on two servers. Nothing was changed.
     SplitSlot,
     /// Of a batch: granted or adopted, one for each.
     All(Vec<Self>),
-    /// Of a batch: which one somebody else has, and what is known of that. Nothing was changed.
+    /// Of a batch: the position of a lock that another client holds, and the answer for it. Nothing was changed.
     BusyAt(usize, Box<Self>),
-    /// Of a question: what came of its call.
+    /// Of a question: the result of its call.
     Value(Box<Value>),
 }
 
-/// A read that finds something while a claim has what it holds.
+/// A read that finds something as long as a claim has what it holds.
 #[derive(Clone, Debug)]
 pub(crate) struct Probe {
     pub(crate) command: &'static str,
     pub(crate) name: Arc<str>,
-    /// What it asks for behind the name, if anything.
+    /// The argument behind the name, or empty if there is none.
     pub(crate) part: Vec<u8>,
 }
 

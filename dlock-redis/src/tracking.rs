@@ -1,11 +1,29 @@
-//! Locks that the servers tell of changes of: client tracking, as it is called there.
+//! Locks whose changes the servers report, by what Redis calls client tracking.
 //!
-//! A renewal reads its lock last, on a connection that is tracked. Whatever changes the lock after that, but for what
-//! comes over the same connection, the server tells at once; and the renewal that follows finds out what it was, and
-//! has the server tell again. So the renewals of a lock have nothing told, and cost nothing but that read.
+//! A renewal reads its lock last, on a connection that is tracked. The server reports at once whatever changes the lock
+//! after that, except for what comes over the same connection. The renewal that follows a report finds out what has
+//! changed, and makes the server track the lock again. So the renewals of a lock cause no reports themselves, and cost
+//! nothing but that read.
 //!
-//! What several hold, or wait for in line, is changed by all of them: if each renewed at each change, their renewals
-//! would cause one another. Such a lock is looked at instead, see [`looks`].
+//! A lock that several clients hold, or wait for in a queue, is changed by all of them: if each holder renewed at each
+//! change, their renewals would cause one another. Such a lock is looked at instead, see [`looks`].
+//!
+//! ```text
+//!                         the server reports a change, or the connection ends
+//!                                  |                        |
+//!                           exclusive lock        shared or fair lock
+//!                                  |                        |
+//!                                  |              look: are this client's holds there?
+//!                                  |                 | yes            | no
+//!                                  v                 v                v
+//!                       the hold is renewed       nothing     the hold is renewed
+//! ```
+//!
+//! | `refused` | `Refusal::until` | the servers | becomes |
+//! |---|---|---|---|
+//! | no | | are asked to report by tracked renewals | refused by `refuse` |
+//! | yes | a time | lack a right of the user | not refused at that time, and asked again |
+//! | yes | `None` | cannot report | stays so |
 
 mod looks;
 
@@ -28,49 +46,50 @@ use crate::error::{Fault, refusal};
 pub(crate) use self::looks::Probes;
 use self::looks::{Pace, Watched, look_at, parts};
 
-/// How long a lock is held before it is tracked: one that is released soon costs nothing.
+/// The time for which a lock is held before it is tracked: a lock that is released earlier costs nothing by tracking.
 pub(crate) const TRACKED_AFTER: Duration = Duration::from_secs(1);
 
-/// After which time a server that denied it is asked again to tell of changes: whoever gives the right back restarts
-/// nothing.
+/// The time after which a server that denied its reports to this user is asked again: an operator who grants the right
+/// restarts nothing.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
-/// How many looks are under way at the most.
+/// The most looks that are under way at once.
 const LOOKS_AT_ONCE: usize = 64;
 
 type ByName = HashMap<Arc<str>, Named>;
 
-/// The holds that what has one name belongs to, with a number each: one that was lost may stand beside the next one.
+/// The holds that a name on the server belongs to. Each has a number: a hold that was lost may stay listed beside the
+/// next one for a while.
 #[derive(Debug, Default)]
 struct Named {
     holds: SmallVec<[(u64, Watched); 1]>,
     pace: Pace,
 }
 
-/// The locks of one client that are tracked.
+/// The tracked locks of one client.
 #[derive(Debug)]
 pub(crate) struct Tracking {
     most: usize,
     count: AtomicUsize,
     locks: Mutex<ByName>,
     last: AtomicU64,
-    /// The turns of looks: many may be due at once, when a connection has ended.
+    /// The turns of looks. Many looks may be due at once when a connection has ended.
     turns: Semaphore,
-    /// The servers do not track, or the user may not ask for it.
+    /// `true` while the servers do not track, or the user may not ask them to.
     refused: AtomicBool,
     refusal: Mutex<Refusal>,
 }
 
-/// What is known of a refusal.
+/// The state of a refusal.
 #[derive(Debug, Default)]
 struct Refusal {
-    /// A warning has told of it.
-    told: bool,
-    /// When the server is asked again, where the user only lacks a right.
+    /// `true` once a warning was logged.
+    logged: bool,
+    /// The time at which the server is asked again, if the user only lacks a right.
     until: Option<Instant>,
 }
 
-/// A lock among them, until this is dropped.
+/// A tracked lock, until this is dropped.
 pub(crate) struct TrackedLock {
     tracking: Arc<Tracking>,
     names: SmallVec<[Arc<str>; 1]>,
@@ -78,7 +97,7 @@ pub(crate) struct TrackedLock {
 }
 
 impl Tracking {
-    /// Of so many locks at the most.
+    /// Creates the tracking of at most this many locks.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             most,
@@ -91,22 +110,22 @@ impl Tracking {
         })
     }
 
-    /// Whether any lock is to be tracked.
+    /// Returns `true` if any lock is to be tracked.
     pub(crate) const fn is_wanted(&self) -> bool {
         self.most > 0
     }
 
-    /// Whether one more lock may be tracked.
+    /// Returns `true` if one more lock may be tracked.
     pub(crate) fn has_room(&self) -> bool {
         self.count.load(Ordering::Relaxed) < self.most && self.is_possible()
     }
 
-    /// Whether locks that were entered may still be tracked, or again.
+    /// Returns `true` if locks that were entered may still be tracked, or tracked again.
     pub(crate) fn is_possible(&self) -> bool {
         !self.refused.load(Ordering::Relaxed) || self.is_asked_again()
     }
 
-    /// Ends a refusal that has lasted for long enough; the next answer tells whether it goes on.
+    /// Ends a refusal that has lasted long enough. The next answer of the server shows whether it goes on.
     fn is_asked_again(&self) -> bool {
         let mut refusal = self.refusal.lock();
         let is_over = refusal.until.is_some_and(|until| Instant::now() >= until);
@@ -117,8 +136,8 @@ impl Tracking {
         is_over
     }
 
-    /// Enters a lock whose holder is asked to renew it when it has changed, if there is room: at once, or with probes
-    /// once these find it gone.
+    /// Enters a lock, if there is room, whose hold is asked to renew when the lock has changed: at once, or, with
+    /// `probes`, once a look finds the hold gone.
     pub(crate) fn enter(
         self: &Arc<Self>,
         lock: &Arc<str>,
@@ -128,6 +147,7 @@ impl Tracking {
         if !self.is_possible() {
             return None;
         }
+        // The room is taken before the lock is listed: two holds that enter at once cannot both get the last place.
         let more = |count| (count < self.most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let number = self.last.fetch_add(1, Ordering::Relaxed);
@@ -141,54 +161,59 @@ impl Tracking {
         Some(TrackedLock { tracking: Arc::clone(self), names, number })
     }
 
+    /// Notes that the server reported a change of a name.
     fn changed(self: &Arc<Self>, name: &str) {
+        // Collected first: a signal calls into the engine, which must not happen while `locks` is locked.
         let found =
             self.locks.lock().get_key_value(name).map(|(name, named)| (Arc::clone(name), named.signals()));
         if let Some((name, signals)) = found {
-            self.tell(&name, signals);
+            self.notify(&name, signals);
         }
     }
 
-    /// Any of them may have changed.
+    /// Treats every tracked lock as changed: its report may have been lost.
     fn all_changed(self: &Arc<Self>) {
         let all: Vec<_> =
             self.locks.lock().iter().map(|(name, named)| (Arc::clone(name), named.signals())).collect();
-        all.into_iter().for_each(|(name, signals)| self.tell(&name, signals));
+        all.into_iter().for_each(|(name, signals)| self.notify(&name, signals));
     }
 
-    /// Has these renewed, and looks at what others change too.
-    fn tell(self: &Arc<Self>, name: &Arc<str>, (renewed, looked_at): (Signals, bool)) {
+    /// Makes these holds renew, and looks at the shared lock behind the name if there is one.
+    fn notify(self: &Arc<Self>, name: &Arc<str>, (renewed, looked_at): (Signals, bool)) {
         renewed.iter().for_each(|signal| signal.renew_within(Duration::ZERO));
         if looked_at {
             self.look(name);
         }
     }
 
+    /// Notes that the servers do not report changes, for this time or for good, and logs the first refusal.
     fn refuse(&self, why: &str, lasts: Option<Duration>) {
         let mut refusal = self.refusal.lock();
+        // A refusal that is known stays as it is, unless this one is final: otherwise each answer of many connections
+        // would put the next question off.
         if !self.refused.swap(true, Ordering::Relaxed) || lasts.is_none() {
             refusal.until = lasts.map(|lasts| Instant::now() + lasts);
         }
-        let was_told = std::mem::replace(&mut refusal.told, true);
+        let was_logged = std::mem::replace(&mut refusal.logged, true);
         drop(refusal);
-        if self.most > 0 && !was_told {
+        if self.most > 0 && !was_logged {
             let what = "the server sends no notifications of changes: a lock that another client deletes is known to be \
                         lost at its next renewal";
             tell(|| tracing::warn!({ dlock.reason = %why }, "{what}"));
         }
     }
 
-    /// The server tells of changes.
+    /// Notes that the server reports changes, and logs the end of a refusal.
     fn allowed(&self) {
         let mut refusal = self.refusal.lock();
-        if std::mem::take(&mut refusal.told) {
+        if std::mem::take(&mut refusal.logged) {
             drop(refusal);
             tell(|| tracing::warn!("the server sends notifications of changes again"));
         }
     }
 }
 
-/// A task that looks, which may end with its runtime.
+/// A task that looks at one name. Its runtime may drop it, and then the next change starts another one.
 struct UnderWay {
     tracking: Arc<Tracking>,
     name: Arc<str>,
@@ -206,11 +231,13 @@ impl Drop for UnderWay {
 }
 
 impl Tracking {
-    /// Has the holds under a name looked at soon, where they are renewed: whoever hears of a change may have no
-    /// runtime, or one that is blocked from now on.
+    /// Looks at the holds under a name soon, on the runtime on which they are renewed: the thread that received the
+    /// report may have no runtime, or a runtime that is blocked from now on.
     fn look(self: &Arc<Self>, name: &Arc<str>) {
+        // The runtime comes first: a change that is noted without a task would keep later ones from starting one.
         let Some(renews) = self.locks.lock().get(name).map(Named::runtime) else { return };
         let Some(runtime) = renews.or_else(|| keeper::current().ok()) else { return };
+        // One task a name, so that its looks have pauses, however many reports arrive.
         let begins = self.locks.lock().get_mut(name).is_some_and(|named| named.pace.ask());
         if begins {
             let (tracking, name) = (Arc::clone(self), Arc::clone(name));
@@ -218,28 +245,35 @@ impl Tracking {
         }
     }
 
-    /// When the next look is due. Whoever asks later begins anew.
+    /// Returns the time of the next look, or `None` if the task has to end. A change that is noted after that starts
+    /// another task.
     fn due(&self, name: &str) -> Option<Instant> {
         let mut locks = self.locks.lock();
         let pace = &mut locks.get_mut(name)?.pace;
+        // Under the same lock as the question: a change falls either before it, and is looked at, or after it, and
+        // finds no task.
         pace.under_way = pace.asked;
         pace.due()
     }
 
+    /// Returns the holds under a name that are looked at, and notes that a look begins.
     fn holds_to_look_at(&self, name: &str) -> Vec<Watched> {
         let mut locks = self.locks.lock();
         let Some(named) = locks.get_mut(name) else { return Vec::new() };
         let holds = named.holds.iter().map(|(_, hold)| hold).filter(|hold| hold.probes.is_some());
         let holds: Vec<Watched> = holds.cloned().collect();
         let lease = holds.iter().flat_map(|hold| &hold.probes).map(|probes| probes.lease).min();
+        // Noted before the look is sent: a change during the look needs another one.
         named.pace.looks(lease.unwrap_or_default() / 12);
         holds
     }
 }
 
+/// Looks at one name as long as changes are noted, with growing pauses.
 async fn go_on_looking(mut task: UnderWay) {
     while let Some(due) = task.tracking.due(&task.name) {
         sleep_until(due).await;
+        // Behind the pause, so that a name that waits for its next look takes no turn from the others.
         let _turn = task.tracking.turns.acquire().await;
         let holds = task.tracking.holds_to_look_at(&task.name);
         for holds in parts(&holds) {
@@ -253,7 +287,7 @@ async fn go_on_looking(mut task: UnderWay) {
 type Signals = SmallVec<[Signal; 1]>;
 
 impl Named {
-    /// The holds that are to be renewed when it has changed, and whether there are others, which are looked at.
+    /// Returns the holds that are renewed when the name has changed, and whether there are others, which are looked at.
     fn signals(&self) -> (Signals, bool) {
         let renewed = self.holds.iter().filter(|(_, hold)| hold.probes.is_none());
         let renewed: Signals = renewed.map(|(_, hold)| hold.signal.clone()).collect();
@@ -261,15 +295,15 @@ impl Named {
         (renewed, looked_at)
     }
 
-    /// Where the first of those that are looked at is renewed.
+    /// Returns the runtime on which the first of the holds that are looked at is renewed.
     fn runtime(&self) -> Option<Handle> {
         self.holds.iter().find_map(|(_, hold)| hold.probes.as_ref())?.runtime.clone()
     }
 }
 
 impl TrackedLock {
-    /// Looks at what a renewal has changed, which was not told of any more. A look at one of its names reads all of
-    /// them.
+    /// Looks at a shared lock after its own renewal, whose change is not reported. A look at one of the lock's names
+    /// reads all of them, and so makes the server track them again.
     pub(crate) fn look(&self) {
         self.names.first().into_iter().for_each(|name| self.tracking.look(name));
     }
@@ -278,7 +312,7 @@ impl TrackedLock {
 impl Drop for TrackedLock {
     fn drop(&mut self) {
         self.tracking.count.fetch_sub(1, Ordering::Relaxed);
-        // What it asks with may be the last of its client, which does not end here under a lock.
+        // The probes may hold the last reference to the client, whose drop must not run while `locks` is locked.
         let mut removed: SmallVec<[Watched; 1]> = SmallVec::new();
         let mut locks = self.tracking.locks.lock();
         for name in &self.names {
@@ -293,13 +327,20 @@ impl Drop for TrackedLock {
     }
 }
 
-/// What one connection has to do with it.
+/// The tracking on one connection.
+///
+/// | `asked` | `on` | the server |
+/// |---|---|---|
+/// | not set | no | was not asked, or refused: the next tracked renewal asks |
+/// | not set | yes | may have agreed |
+/// | set | yes | reports changes until the connection ends |
+/// | set | no | is spoken to in RESP2, and reports nothing; or the connection has ended |
 #[derive(Debug)]
 pub(crate) struct ConnectionTracking {
     tracking: Arc<Tracking>,
-    /// The server was asked to tell.
+    /// Set once the server has agreed to report, or cannot.
     asked: OnceCell<()>,
-    /// It may tell something until it ends.
+    /// `true` while reports may arrive over the connection.
     on: AtomicBool,
 }
 
@@ -309,8 +350,8 @@ impl ConnectionTracking {
         Arc::new(Self { tracking: Arc::clone(tracking), asked, on })
     }
 
-    /// Takes note of what the server says unasked.
-    pub(crate) fn heard(&self, push: &PushInfo) {
+    /// Handles a message that the server sent of its own accord.
+    pub(crate) fn pushed(&self, push: &PushInfo) {
         match push.kind {
             PushKind::Invalidate => self.invalidated(push.data.first()),
             PushKind::Disconnection => self.ended(),
@@ -318,13 +359,16 @@ impl ConnectionTracking {
         }
     }
 
-    /// No more notifications arrive over this connection.
+    /// Notes that no more reports arrive over this connection. Reports may have been lost with it, so every lock counts
+    /// as changed.
     pub(crate) fn ended(&self) {
+        // Once only: a connection is ended by its own end, and by each caller that notices it.
         if self.on.swap(false, Ordering::AcqRel) && self.tracking.is_possible() {
             self.tracking.all_changed();
         }
     }
 
+    /// Notes the names of a report, or all of them if it has none.
     fn invalidated(&self, names: Option<&Value>) {
         match names {
             Some(Value::Array(names)) => {
@@ -336,23 +380,25 @@ impl ConnectionTracking {
                     }
                 }
             }
-            // All keys were deleted.
+            // No names: all keys were deleted.
             _ => self.tracking.all_changed(),
         }
     }
 
-    /// Has the server tell of changes of what is read over this connection from now on. Asks until the server has
-    /// agreed, after a denial once a minute; a cut connection is reported by what follows on it.
+    /// Makes the server report changes of the keys that are read over this connection from now on. Asks until the
+    /// server has agreed, after a denial once a minute. A connection that breaks meanwhile is reported by the request
+    /// that follows.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the next one asks again.
+    /// When dropped, the next tracked request asks again.
     pub(crate) async fn begin(&self, connection: &MultiplexedConnection, resp3: bool) {
         if !self.tracking.is_possible() {
             return;
         }
+        // One task asks for the whole connection, and the others wait for its answer.
         let asking = self.asked.get_or_try_init(async || {
-            // Whoever asked before this one may have been refused.
+            // The task that asked before this one may have been refused.
             if !self.tracking.is_possible() {
                 return Err(Fault::Unsent("the server does not tell of changes"));
             }
@@ -360,8 +406,10 @@ impl ConnectionTracking {
                 self.tracking.refuse("it is spoken to in RESP2", None);
                 return Ok(());
             }
-            // Redis 6.0 does not have this, and tells of changes by scripts to the client that runs them.
+            // Redis 6.0 lacks this command, and reports changes by a script to the client that runs it: it is not asked
+            // to track.
             self.ask(connection, "TRACKINGINFO", &[]).await?;
+            // Set before the server may agree: from then on reports may arrive, and are lost if the connection ends.
             self.on.store(true, Ordering::Release);
             self.ask(connection, "TRACKING", &["ON", "NOLOOP"]).await?;
             self.tracking.allowed();
@@ -370,6 +418,7 @@ impl ConnectionTracking {
         let _ = asking.await;
     }
 
+    /// Sends one `CLIENT` command, and notes a refusal.
     async fn ask(&self, connection: &MultiplexedConnection, what: &str, words: &[&str]) -> Result<(), Fault> {
         let mut command = Cmd::new();
         command.arg("CLIENT").arg(what).arg(words);

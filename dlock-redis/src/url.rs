@@ -1,4 +1,4 @@
-//! Where the servers are, read from a URL.
+//! The addresses of the servers, read from a URL.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::format::Recipe;
 
-/// One server's address.
+/// The address of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Endpoint {
     Tcp { host: String, port: u16, tls: bool },
@@ -26,7 +26,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// How the servers belong together.
+/// The arrangement of the servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
     Single(Endpoint),
@@ -34,7 +34,7 @@ pub(crate) enum Topology {
     Cluster(Vec<Endpoint>),
 }
 
-/// Name and password. Never shown.
+/// A name and a password. They are never shown.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) user: Option<String>,
@@ -47,7 +47,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// All that a URL says.
+/// The contents of a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) topology: Topology,
@@ -63,9 +63,9 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// The servers and the database, in one order and without a password.
+    /// Returns the servers and the database in one order and without a password.
     pub(crate) fn place(&self) -> String {
-        // The name of a host is the same in upper case.
+        // The names of hosts do not depend on case.
         let name = |endpoint: &Endpoint| match endpoint {
             Endpoint::Tcp { .. } => endpoint.to_string().to_ascii_lowercase(),
             Endpoint::Unix(_) => endpoint.to_string(),
@@ -88,7 +88,7 @@ impl Target {
 const FORMS: &str = "write redis://[user:password@]host[:port][/db], rediss:// for TLS, redis+unix:///path, \
                      redis+sentinel://host,host/service[/db] or redis+cluster://host,host";
 
-/// What a socket's address has room for, in bytes.
+/// The longest path that the address of a socket has room for, in bytes.
 const LONGEST_SOCKET: usize = 107;
 
 const NO_DATABASES: &str = "a cluster has no numbered databases; leave the database out";
@@ -150,7 +150,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         (Kind::Sentinel, []) => return Err(invalid(format!("the URL names no service; {FORMS}"))),
         _ => return Err(invalid(format!("the path has too many parts; {FORMS}"))),
     };
-    // The server would get one of the two, and the other would count for nothing.
+    // The server would get one of the two, and the other would have no effect.
     let elsewhere = [("db", db.is_some()), ("user", !user.is_empty()), ("pass", !password.is_empty())];
     if elsewhere.iter().any(|(name, stands)| *stands && has(name)) {
         return Err(invalid(
@@ -259,7 +259,7 @@ fn endpoints(hosts: &str, default_port: u16, tls: bool) -> Result<Vec<Endpoint>,
         .split(',')
         .map(|text| match UrlParts::host(text) {
             Some((host, port)) => Ok(Endpoint::Tcp { host, port: port.unwrap_or(default_port), tls }),
-            // Not repeated: an unescaped password may have ended up here.
+            // The text is not repeated: an unescaped password may have ended up here.
             None => Err(invalid(format!(
                 "an address is not host, host:port or [v6]:port (escape @ / ? # in a password as %40 %2F %3F %23); \
                  {FORMS}"

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use dlock_core::{MAX_LEASE, Quorum, Result};
+use dlock_core::{MAX_LEASE, Result};
+use dlock_quorum::Quorum;
 use dlock_redis::{Recipe, Redis};
 use dlock_rig::servers::ServerError;
 use dlock_rig::servers::redis::{RedisCluster, RedisSentinel, RedisServer};

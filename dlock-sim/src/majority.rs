@@ -7,7 +7,8 @@
 
 use std::time::Duration;
 
-use dlock_core::{Error, Locks, Quorum};
+use dlock_core::{Error, Locks};
+use dlock_quorum::Quorum;
 use futures_util::future::join_all;
 
 use crate::backend::Leases;

@@ -18,7 +18,7 @@ pub(crate) fn input(kind: &str, parts: &[&str]) -> Vec<u8> {
 }
 
 /// 64 bits of the digest.
-#[cfg(feature = "postgres")]
+#[cfg(all(feature = "postgres", feature = "tx"))]
 pub(crate) fn number(kind: &str, parts: &[&str]) -> i64 {
     let [a, b, c, d, e, f, g, h, ..] = digest(kind, parts);
     i64::from_be_bytes([a, b, c, d, e, f, g, h])

@@ -7,6 +7,7 @@
 //! caller. With a pool of the user, attempts go over its connections, and what must not wait for one (renewals,
 //! releases) over our own.
 
+mod announcing;
 mod connections;
 mod driven;
 mod lane;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Administration, BoxedFuture, ClaimRequest, Finding, Forced, LockId, Occupancy, ServerAddress, boxed,
+    Administration, Announcements, BoxedFuture, ClaimRequest, Finding, Forced, LockId, Occupancy,
+    ServerAddress, boxed,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 use sqlx::Pool;
@@ -146,7 +147,7 @@ impl<S: LeaseTable> Backend for LeaseRows<S> {
             .with_permits()
             .with_polling(shortest, longest);
         let is_told = self.0.connections.server().releases().is_some();
-        if is_told { basic.with_notifications(SAFETY_NET) } else { basic }
+        if is_told { basic.with_notifications(SAFETY_NET).with_announcements() } else { basic }
     }
 
     fn server_address(&self) -> Option<ServerAddress> {
@@ -169,6 +170,14 @@ impl<S: LeaseTable> Backend for LeaseRows<S> {
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         let (rows, key) = (Arc::clone(&self.0), key.clone());
         asked(async move { rows.occupancy(&key).await }).await
+    }
+
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        self.0.connections.announce(key).await
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        self.0.connections.announcements(key)
     }
 
     fn administration(&self) -> Option<&dyn Administration> {

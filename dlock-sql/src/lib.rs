@@ -9,6 +9,10 @@
     doc = "* [`Postgres`] locks in a PostgreSQL database (feature `postgres`)."
 )]
 #![cfg_attr(feature = "mysql", doc = "* [`Mysql`] locks in a MariaDB or MySQL database (feature `mysql`).")]
+#![cfg_attr(
+    feature = "tx",
+    doc = "* [`FencedCell`], [`Optimistic`] and others belong to a transaction of the caller's own (feature `tx`)."
+)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
@@ -25,7 +29,7 @@ mod bare;
 mod connector;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod diagnosis;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "tx")]
 mod dialect;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod digest;
@@ -33,7 +37,7 @@ mod digest;
 mod driver;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod failure;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "tx")]
 mod fenced;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod findings;
@@ -51,7 +55,7 @@ mod migrate;
 mod mysql;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod opening;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "tx")]
 mod optimistic;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod options;
@@ -82,20 +86,20 @@ mod stored;
 mod table;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod text;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(all(feature = "tx", any(feature = "mysql", feature = "postgres")))]
 mod tx;
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use bare::BareRows;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "tx")]
 pub use dialect::Dialect;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "tx")]
 pub use fenced::{FenceColumn, FencedCell, VersionColumn};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use lease_rows::LeaseRows;
 #[cfg(feature = "mysql")]
 pub use mysql::{Mysql, MysqlClaim, MysqlOptions, MysqlRowLocks, MysqlServer, MysqlSessions};
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "tx")]
 pub use optimistic::{Optimistic, OptimisticError};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use options::ServerOptions;
@@ -107,8 +111,10 @@ pub use postgres::{
 pub use rows::{LeaseTable, RowClaim};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use server::Server;
+#[cfg(all(feature = "tx", any(feature = "mysql", feature = "postgres")))]
+pub use session::ConnectionLock;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub use session::{ConnectionLock, SessionClaim, Sessions};
+pub use session::{SessionClaim, Sessions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{Sqlite, SqliteClaim, SqliteOptions};
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -116,5 +122,5 @@ pub use sqlx;
 #[cfg(all(fuzzing, any(feature = "mysql", feature = "postgres", feature = "sqlite")))]
 #[doc(hidden)]
 pub use stored::hostile::holders_in;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(all(feature = "tx", any(feature = "mysql", feature = "postgres")))]
 pub use tx::{Locking, Patience, RowKey, TransactionLocks, lock_query, lock_row};

@@ -15,6 +15,7 @@ mod values;
 
 pub use server::MysqlServer;
 pub use session::{MysqlRowLocks, MysqlSessions};
+#[cfg(feature = "tx")]
 pub(crate) use table::check_engine;
 
 use crate::lease_rows::LeaseRows;

@@ -1,4 +1,4 @@
-//! Notifications of releases, over channels of the server.
+//! Notifications of releases and of who leads, over channels of the server.
 
 use dlock_core::backend::notify::{Channels, Listener};
 use dlock_core::{Failure, Key, Token};
@@ -34,6 +34,11 @@ impl Releases {
         self.channels.join(&channel(&self.table, key))
     }
 
+    /// Listens for what is announced of a key.
+    pub(crate) fn listen_announced(&self, key: &Key) -> Result<Listener, Failure> {
+        self.channels.listen(&announced_channel(&self.table, key))
+    }
+
     /// Stops listening.
     pub(crate) fn close(&self) {
         self.channels.close();
@@ -44,6 +49,11 @@ impl Releases {
 pub(crate) fn channel(table: &TableName, key: &Key) -> String {
     let name = table.name();
     format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))
+}
+
+/// The channel on which it is announced who leads.
+pub(crate) fn announced_channel(table: &TableName, key: &Key) -> String {
+    channel(table, key).replacen("dlock_", "dlock_term_", 1)
 }
 
 /// The channel on which a waiter in line is notified of its turn, without its token.

@@ -176,9 +176,6 @@ impl<S: LeaseTable> Rows<S> {
     }
 
     pub(crate) async fn close(&self) {
-        if let Some(releases) = self.connections.server().releases() {
-            releases.close();
-        }
         self.connections.close().await;
     }
 }

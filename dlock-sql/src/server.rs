@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use dlock_core::Failure;
+use dlock_core::{Failure, Key};
 
 use crate::connector::Connector;
 use crate::driver::{Conn, Driver};
 use crate::failure::Fault;
 use crate::findings::{Facts, Judge};
 use crate::protocol::{Schemas, SqlResult};
+use crate::releases::Releases;
 use crate::settings::Settings;
 use crate::table::TableName;
 
@@ -44,6 +45,16 @@ pub trait Server: Driver {
     fn facts(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<Facts>> + Send;
     /// The session. Leaves no prepared statement.
     fn ping(&self, on: &mut Conn<Self>) -> impl Future<Output = SqlResult<i64>> + Send;
+
+    /// Tells those who observe a key that its holder has changed. Leaves no prepared statement.
+    fn announce(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<()>> + Send {
+        let _ = (on, key);
+        std::future::ready(Ok(()))
+    }
+    /// Tells of releases and of what is announced, where the server can do that.
+    fn releases(&self) -> Option<&Releases> {
+        None
+    }
 
     /// The table as it stands in a statement.
     fn quoted(&self) -> String {

@@ -11,6 +11,7 @@ mod handles;
 mod held;
 mod hold_signal;
 pub(crate) mod name;
+#[cfg(feature = "tx")]
 mod on_connection;
 pub(crate) mod protocol;
 mod queue;
@@ -24,8 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Administration, Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Mode, Occupancy, PREFERENCE,
-    Renewed, RequestClock, ServerAddress, Signal, Validity, Withdrawal, within,
+    Administration, Announcements, Attempt, Busy, Claim, ClaimRequest, Finding, Grant, LockId, Mode,
+    Occupancy, PREFERENCE, Renewed, RequestClock, ServerAddress, Signal, Validity, Withdrawal, within,
 };
 use dlock_core::{Backend, Capabilities, Error, Failure, Holder, Key, Operation, Result, keeper};
 
@@ -35,12 +36,14 @@ use crate::limits::QUESTION;
 use crate::options::ServerOptions;
 use crate::protocol::Taken;
 use crate::question::asked;
+use crate::server::Server;
 use crate::stored;
 use tokio::time::Instant;
 
 use command::{Command, Downgrade, Release, Take};
 use handles::{ConnectionHandle, ConnectionHandles};
 use hold_signal::HoldSignal;
+#[cfg(feature = "tx")]
 pub use on_connection::ConnectionLock;
 use protocol::{POLLING, SESSION_IDLE_TIMEOUT};
 use queue::{Queue, Waiting};
@@ -172,6 +175,8 @@ impl<M: Strategy> Backend for Sessions<M> {
         let basic = if self.others.server().counts() { basic.with_fencing() } else { basic };
         let basic = if M::READS { basic.with_sharing() } else { basic };
         let basic = if M::DOWNGRADES { basic.with_downgrading() } else { basic };
+        let is_told = self.others.server().releases().is_some();
+        let basic = if is_told { basic.with_announcements() } else { basic };
         basic.with_polling(POLLING.0, POLLING.1).with_notifications(SAFETY_NET)
     }
 
@@ -197,6 +202,14 @@ impl<M: Strategy> Backend for Sessions<M> {
         let (sessions, key) = (self.clone(), key.clone());
         let holders = asked(async move { sessions.holders_of(&key).await }).await?;
         Ok(Occupancy::new(None, holders))
+    }
+
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        self.others.announce(key).await
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        self.others.announcements(key)
     }
 
     fn administration(&self) -> Option<&dyn Administration> {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Administration, Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, LockId,
-    NodeState, Occupancy, Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
+    Administration, Announcements, Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest,
+    Finding, LockId, NodeState, Occupancy, Renewed, RequestClock, ServerAddress, Signal, Withdrawal,
 };
 use dlock_core::{Clock, ErrorKind, Failure, Holder, Key};
 
@@ -82,6 +82,14 @@ impl<B: Backend> Backend for BatchOfOne<B> {
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.0.occupancy(key).await
+    }
+
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        self.0.announce(key).await
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        self.0.announcements(key)
     }
 
     fn administration(&self) -> Option<&dyn Administration> {

@@ -74,7 +74,7 @@ pub struct Event {
     pub outcome: Outcome,
     /// The fence of the hold.
     pub fence: Option<u64>,
-    /// Until when, at the least, the lock is the holder's if nothing further happens.
+    /// Until when, at the least, the lock is the holder's if nothing further happens; 0 when it was lost by then.
     pub valid_until: Option<u64>,
     /// How it is held; told by what takes it.
     #[serde(default)]
@@ -170,10 +170,15 @@ impl Event {
     }
 }
 
-/// The guard's own deadline. The clock is read first, so that it is not too late.
+/// Returns the guard's own deadline; 0 for a lock that is lost, of which nothing but its end is known: a process that
+/// stopped between the grant and this look was promised no time until now. The clock is read first, so that the
+/// deadline is not too late.
 fn valid_until(guard: &Guard) -> Option<u64> {
     let now = now_ns();
     let remaining = guard.remaining()?;
+    if remaining.is_zero() {
+        return Some(0);
+    }
     Some(now.saturating_add(u64::try_from(remaining.as_nanos()).unwrap_or(u64::MAX)))
 }
 

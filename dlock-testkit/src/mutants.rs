@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dlock_core::backend::{
-    Administration, BatchAttempt, BoxedFuture, ClaimRequest, Finding, Forced, LockId, MOST_PERMITS, Mode,
-    Mutex, NodeState, Occupancy, ServerAddress, Unadministered, boxed,
+    Administration, Announcements, BatchAttempt, BoxedFuture, ClaimRequest, Finding, Forced, LockId,
+    MOST_PERMITS, Mode, Mutex, NodeState, Occupancy, ServerAddress, Unadministered, boxed,
 };
 use dlock_core::{Backend, Capabilities, Clock, Failure, Fence, Holder, Key};
 
@@ -100,11 +100,13 @@ pub enum Mutation {
     TakesOverWhatIsFree,
     /// What is taken over has the fence of whoever handed it over.
     TakesOverUnderTheOldFence,
+    /// An announcement is confirmed and not made.
+    AnnouncesNothing,
 }
 
 impl Mutation {
     /// All of them, but for the sound one.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 39] = [
         Self::GrantsToEverybody,
         Self::ReleasesForeignLocks,
         Self::ForgetsToRelease,
@@ -143,6 +145,7 @@ impl Mutation {
         Self::TakesOverFromAnybody,
         Self::TakesOverWhatIsFree,
         Self::TakesOverUnderTheOldFence,
+        Self::AnnouncesNothing,
     ];
 }
 
@@ -270,6 +273,17 @@ impl<B: Backend + Clone> Backend for Mutant<B> {
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.backend.occupancy(&self.key(key)).await
+    }
+
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        match self.mutation {
+            Mutation::AnnouncesNothing => Ok(()),
+            _ => self.backend.announce(&self.key(key)).await,
+        }
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        self.backend.announcements(&self.key(key))
     }
 
     fn administration(&self) -> Option<&dyn Administration> {

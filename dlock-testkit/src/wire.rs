@@ -14,10 +14,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlock_core::backend::{
-    Administration, Attempt, BatchAttempt, BoxedFuture, ClaimRequest, Finding, Forced, LockId, Mutex,
-    NodeState, Occupancy, ServerAddress, Unadministered, boxed,
+    Administration, Announcements, Attempt, BatchAttempt, BoxedFuture, ClaimRequest, Finding, Forced, LockId,
+    Mutex, NodeState, Occupancy, ServerAddress, Unadministered, boxed,
 };
 use dlock_core::{Backend, Capabilities, Claim, Clock, Failure, Holder, Key, keeper};
+use futures_util::StreamExt;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
@@ -423,6 +424,20 @@ impl<B: Backend> Backend for Wired<B> {
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.0.carry(WireRequest::Inspect, async { self.0.backend.occupancy(key).await }).await
+    }
+
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        // The faults that are counted are those of the requests of a test, at whose side this is sent.
+        if self.0.wire.0.cut.load(Ordering::SeqCst) {
+            return Err(Failure::unavailable("the wire is cut"));
+        }
+        self.0.backend.announce(key).await
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        let Wire(wire) = self.0.wire.clone();
+        let heard = move |(): &()| std::future::ready(!wire.deaf.load(Ordering::SeqCst));
+        Announcements::new(self.0.backend.announcements(key).filter(heard))
     }
 
     fn administration(&self) -> Option<&dyn Administration> {

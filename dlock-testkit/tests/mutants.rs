@@ -105,6 +105,9 @@ fn caught_by(mutation: Mutation) -> &'static [&'static str] {
         Mutation::TakesOverUnderTheOldFence => {
             &["a_lock_goes_through_many_hands_with_a_higher_fence_in_each"]
         }
+        Mutation::AnnouncesNothing => {
+            &["where_it_is_announced_who_leads_observers_see_it_long_before_they_ask_again"]
+        }
         other => panic!("{other:?} has no case that catches it"),
     }
 }

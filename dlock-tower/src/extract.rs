@@ -1,4 +1,4 @@
-//! What a handler of axum sees of the lock.
+//! The extractor by which a handler of axum gets its lock.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use dlock_core::Held;
 use http::StatusCode;
 use http::request::Parts;
 
-/// Extracts what the request holds: its fence, what remains of its lease, whether it is lost.
+/// Extracts the lock of the request: its fence, the rest of its lease, and whether it is lost.
 ///
 /// ```
 /// use dlock_tower::Locked;
@@ -23,12 +23,12 @@ use http::request::Parts;
 /// that needs no lock, the extraction is rejected with [`NotLocked`].
 #[derive(Clone, Debug)]
 pub struct Locked(
-    /// What is held.
+    /// The view of the lock that is held.
     pub Held,
 );
 
-/// The rejection of [`Locked`]: the request runs without a lock. It is answered with 500 Internal Server Error, since
-/// the route lacks its [`LockLayer`](crate::LockLayer), or that layer's function returned `None` for the request.
+/// The rejection of [`Locked`]: the request runs without a lock. The response is 500 Internal Server Error, since the
+/// route lacks its [`LockLayer`](crate::LockLayer), or that layer's function returned `None` for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotLocked;
 

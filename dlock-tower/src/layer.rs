@@ -14,12 +14,12 @@ use crate::request_lock::RequestLock;
 
 /// Takes a lock for each request, by a function of the request.
 ///
-/// The function returns the lock that a request needs, with its options, or `None` for a request that needs none. It
-/// is called once for each request, before anything of it is worked on. A [`Lock`](dlock_core::Lock) in any mode, a
-/// [`Semaphore`](dlock_core::Semaphore) and a [`Batch`](dlock_core::Batch) will do; to return several of these types
+/// The function returns the lock that a request needs, with its options, or `None` for a request that needs none. It is
+/// called once for each request, before the request is worked on. The lock may be a [`Lock`](dlock_core::Lock) in any
+/// mode, a [`Semaphore`](dlock_core::Semaphore) or a [`Batch`](dlock_core::Batch); to return several of these types
 /// from one function, make each a [`RequestLock`].
 ///
-/// A request waits for as long as the lock's options say, 30 s by default. A service rather wants
+/// A request waits for as long as the lock's options say, 30 s by default. A service should rather use
 /// [`Wait::No`](dlock_core::Wait::No), to answer at once, or a time that is shorter than what its clients wait.
 ///
 /// # Cancel safety
@@ -42,7 +42,7 @@ impl<F> LockLayer<F> {
         Self { lock_of, rejections: Rejections::default() }
     }
 
-    /// Sets how requests are answered that do not get their lock, or lose it.
+    /// Sets the responses to requests that do not get their lock, or lose it.
     #[must_use]
     pub fn with_rejections(self, rejections: Rejections) -> Self {
         Self { rejections, ..self }
@@ -88,26 +88,26 @@ where
     fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
         let Some(lock) = (self.lock_of)(&request) else { return Box::pin(self.inner.call(request)) };
         let (lock, rejections, grpc) = (lock.into(), self.rejections, grpc_type(request.headers()));
-        // The one that was polled until it was ready is the one to call.
+        // `poll_ready` made this instance ready, and not a clone of it, so this one is called and the clone stays.
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         Box::pin(async move {
             let worked = lock
                 .run_with(|held| {
                     request.extensions_mut().insert(held);
-                    // By a type that ends here: what lies below may be other layers, each with such a future.
+                    // The type is erased here: the service below may consist of other layers, each with such a future.
                     let working: ResponseFuture<ResponseBody, S::Error> = Box::pin(inner.call(request));
                     working
                 })
                 .await;
             worked.unwrap_or_else(|error| {
-                // Not louder: in an outage there is one for each request, and the lock's span and warnings tell why.
+                // At debug only: an outage has one for each request, and the lock's span and warnings have the cause.
                 dlock_core::backend::tell(
                     || tracing::debug!({ dlock.failure = %error }, "a request was not served"),
                 );
                 let mut response = rejections.response(&error, grpc.is_some());
                 if let Some(grpc) = grpc {
-                    // A client of gRPC-Web reads no other type than its own.
+                    // A client of gRPC-Web reads no content type but its own.
                     response.headers_mut().insert(CONTENT_TYPE, grpc);
                 }
                 Ok(response)

@@ -32,7 +32,7 @@
 //!
 //! A request is taken for one of gRPC, or gRPC-Web, by its `Content-Type`. The bodies of these responses are empty.
 //!
-//! Every method takes the lock that the function returns: return `None` for those that change nothing, such as
+//! Every method takes the lock that the function returns. Return `None` for methods that change nothing, such as
 //! `OPTIONS`, or a browser's preflight waits behind the work of others.
 //!
 //! # What the lock covers

@@ -1,4 +1,4 @@
-//! What a request is answered that did not get its lock, or lost it.
+//! The responses to requests that did not get their lock, or lost it.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use dlock_core::{Error, ErrorKind};
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
-/// When to come back to locks whose server cannot be reached, or that are shut down.
+/// The time after which to retry locks whose server cannot be reached, or that are shut down.
 const OUTAGE: Duration = Duration::from_secs(1);
-/// What `Retry-After` says at most, whatever a lease that is hours long has left.
+/// The most that `Retry-After` says, whatever is left of a lease that is hours long.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// How requests are answered that did not get their lock, or lost it.
+/// The responses to requests that did not get their lock, or lost it.
 ///
 /// `Retry-After` is in whole seconds: what is left of the holder's lease where that is known, else one second. A holder
 /// that renews its lease, or releases early, has the lock for a longer or shorter time than that.
@@ -55,7 +55,7 @@ impl Rejections {
         }
         *response.status_mut() = answer.status(self);
         if let Some(pause) = pause {
-            // Rounded up: who comes earlier finds the lease running.
+            // Rounded up: a client that comes earlier finds the lease running.
             let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
@@ -63,7 +63,7 @@ impl Rejections {
     }
 }
 
-/// The content type of a request of gRPC or gRPC-Web; `None` for others.
+/// Returns the content type of a request of gRPC or gRPC-Web; `None` for other requests.
 pub(crate) fn grpc_type(headers: &HeaderMap) -> Option<HeaderValue> {
     let value = headers.get(CONTENT_TYPE)?;
     let rest = value.as_bytes().strip_prefix(b"application/grpc")?;
@@ -71,7 +71,7 @@ pub(crate) fn grpc_type(headers: &HeaderMap) -> Option<HeaderValue> {
     matches!(rest.first(), None | Some(b'+' | b';' | b' ')).then(|| value.clone())
 }
 
-/// What an error means to who sent the request.
+/// The meaning of an error to the client that sent the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Busy,
@@ -97,7 +97,7 @@ impl Answer {
     }
 
     fn to(error: &Error) -> Self {
-        // An error that says that it may pass is worth another try, of whatever kind it is.
+        // An error that may pass is worth another try, of whatever kind it is.
         match Self::of(error.kind()) {
             Self::Refused if error.is_retryable() => Self::Outage,
             answer => answer,
@@ -113,7 +113,7 @@ impl Answer {
         }
     }
 
-    /// A response without messages, whose trailers are in its headers.
+    /// Sets the headers of a response without messages, which hold its trailers.
     fn grpc(self, headers: &mut HeaderMap) {
         let (code, message) = match self {
             Self::Busy => ("10", "the lock is busy"),

@@ -1,10 +1,10 @@
-//! What a request can be run under.
+//! The locks that a request can run under.
 
 use std::future::Future;
 
 use dlock_core::{Batch, Held, Lock, Result, Semaphore};
 
-/// A lock of any kind, with its options: what a [`LockLayer`](crate::LockLayer) takes for a request.
+/// A lock of any kind, with its options, as a [`LockLayer`](crate::LockLayer) takes it for a request.
 ///
 /// It is made from a [`Lock`] in any of its modes, a [`Semaphore`] or a [`Batch`].
 #[derive(Clone, Debug)]

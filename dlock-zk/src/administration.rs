@@ -1,4 +1,4 @@
-//! Who holds which lock, and taking one away.
+//! The holders of locks, for operators, and the release of a lock by force.
 
 use std::sync::Arc;
 
@@ -17,15 +17,16 @@ use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::wire::{in_time, read};
 
-/// How many requests are under way at the most, so that the servers' answers to others do not wait for ours.
+/// The number of requests that are under way at the most, so that the servers' answers to others do not wait for those
+/// to an operator.
 const AT_ONCE: usize = 128;
 
-/// All locks that are held.
+/// Returns all locks that are held, each with its holders.
 pub(crate) async fn holders(sessions: &Arc<Sessions>) -> Result<Vec<(Key, Holder)>, Failure> {
     let session = connected(sessions, in_time()).await?;
     let base = &sessions.config().base;
     let below = if base.path() == "/" { "" } else { base.path() };
-    // By way of the leader; what comes after it on this session is no older.
+    // By way of the leader; the answers after it on this session are no older.
     let names = session.list(base.path(), in_time()).await?.unwrap_or_default();
     let locks: Vec<(Key, String)> =
         names.into_iter().filter_map(|name| Some((base.key_of(&name)?, format!("{below}/{name}")))).collect();
@@ -33,6 +34,8 @@ pub(crate) async fn holders(sessions: &Arc<Sessions>) -> Result<Vec<(Key, Holder
     for some in locks.chunks(AT_ONCE) {
         let mut some = some.to_vec();
         for _ in 0..LOOKS {
+            // Keys of which a node was gone before it was read. What was found of them is dropped: the next look finds
+            // it again.
             let gone = holders_of(&session, sessions.config().recipe, &some, &mut held).await?;
             some.retain(|(key, _)| gone.contains(key));
             held.retain(|(key, _)| !gone.contains(key));
@@ -44,23 +47,24 @@ pub(crate) async fn holders(sessions: &Arc<Sessions>) -> Result<Vec<(Key, Holder
     Ok(held)
 }
 
-/// How often a queue is looked at whose nodes are gone before they are read: what was left may have taken their place.
+/// The number of looks at a queue whose nodes are gone before they are read: a node that was left may have taken their
+/// place.
 const LOOKS: u32 = 4;
 
 /// A node that is there for a moment when a semaphore got another number of permits. It is in no queue.
 const RESIZED: &str = "%resized";
 
-/// Which of those in line.
+/// A part of the queue of a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     All,
-    /// One of those who hold it.
+    /// One of the holders.
     First,
     Holding,
     Waiting,
 }
 
-/// How many permits a semaphore has, and those who stand in line for a lock or it, in their order.
+/// Returns how many permits a semaphore has, and the holders and the waiters of a lock or a semaphore, in their order.
 pub(crate) async fn places(
     sessions: &Arc<Sessions>,
     key: &Key,
@@ -74,13 +78,13 @@ pub(crate) async fn places(
         looks += 1;
         let children = session.list(&directory, in_time()).await?.unwrap_or_default();
         let permits = permits(&session, *recipe, &directory).await?;
-        let line = recipe.in_order(&children);
-        let holding = holding(*recipe, permits, &line);
+        let queue = recipe.in_order(&children);
+        let holding = holding(*recipe, permits, &queue);
         let wanted = match which {
-            Which::All => &line[..],
-            Which::First => &line[..holding.min(1)],
-            Which::Holding => &line[..holding],
-            Which::Waiting => &line[holding..],
+            Which::All => &queue[..],
+            Which::First => &queue[..holding.min(1)],
+            Which::Holding => &queue[..holding],
+            Which::Waiting => &queue[holding..],
         };
         let paths = wanted.iter().map(|name| ((), format!("{directory}/{name}"))).collect::<Vec<_>>();
         let (mut found, mut gone) = (Vec::with_capacity(paths.len()), false);
@@ -89,13 +93,14 @@ pub(crate) async fn places(
                 read_all(&session, (*recipe, permits), some, |(), holder| found.push(holder)).await?;
             gone |= !vanished.is_empty();
         }
+        // A waiter whose node is gone has left, or holds the lock by now: neither has to be found again.
         if which == Which::Waiting || !gone || looks == LOOKS {
             return Ok((permits, found));
         }
     }
 }
 
-/// How many permits the semaphore of this directory has; `None` where there is none.
+/// Returns how many permits the semaphore of this directory has; `None` if there is none.
 async fn permits(session: &Session, recipe: Recipe, directory: &str) -> Result<Option<u32>, Failure> {
     if !recipe.has_permits() {
         return Ok(None);
@@ -104,7 +109,7 @@ async fn permits(session: &Session, recipe: Recipe, directory: &str) -> Result<O
     Ok(content.and_then(|(data, _)| semaphore::permits(&data)))
 }
 
-/// How many of the nodes of a queue, in its order, have the lock or their permits.
+/// Returns how many of the nodes of a queue, in its order, have the lock or their permits.
 fn holding(recipe: Recipe, permits: Option<u32>, in_order: &[&str]) -> usize {
     match in_order.first() {
         Some(first) if recipe.takes(first).is_some() => {
@@ -114,7 +119,7 @@ fn holding(recipe: Recipe, permits: Option<u32>, in_order: &[&str]) -> usize {
     }
 }
 
-/// Stores another number of permits, and has those who wait look again. Returns the number before.
+/// Stores another number of permits, and has waiters look again. Returns the number before.
 pub(crate) async fn resize(
     sessions: &Arc<Sessions>,
     key: &Key,
@@ -133,6 +138,7 @@ pub(crate) async fn resize(
         let Some((data, stat)) = content else { return Ok(None) };
         let Some(before) = semaphore::permits(&data) else { return Ok(None) };
         let content = semaphore::content(permits);
+        // By its version, so that the number that is returned is the one that was replaced.
         let stored = session.client.set_data(&directory, content.as_bytes(), Some(stat.version));
         match by_then(until, stored).await {
             Some(Ok(_)) => {
@@ -147,17 +153,18 @@ pub(crate) async fn resize(
     }
 }
 
-/// Changes the nodes of a directory for a moment, which is what the first one that waits watches. Without it, the next
-/// look comes when it is due.
+/// Changes the nodes of a directory for a moment, which the first waiter is notified of. If that fails, the waiter
+/// looks when its next look is due.
 async fn wake(session: &Session, directory: &str, acl: &[Acl]) {
     let path = format!("{directory}/{RESIZED}");
     let options = CreateMode::Ephemeral.with_acls(Acls::new(acl));
+    // Both are sent together, so that the node does not stay.
     let made = session.client.create(&path, &[], &options);
     let deleted = session.client.delete(&path, None);
     let _ = by_then(in_time(), async { (made.await, deleted.await) }).await;
 }
 
-/// The keys are those that have to be looked at again.
+/// Adds the holders of `locks` to `held`. Returns the keys that have to be looked at again.
 async fn holders_of(
     session: &Session,
     recipe: Recipe,
@@ -171,15 +178,15 @@ async fn holders_of(
     let mut of_semaphores = Vec::new();
     for ((key, directory), asked) in locks.iter().zip(asked) {
         let children = read(directory, until, asked).await?.unwrap_or_default();
-        let line = recipe.in_order(&children);
+        let queue = recipe.in_order(&children);
         let paths = |names: &[&str]| {
             names.iter().map(|name| (key, format!("{directory}/{name}"))).collect::<Vec<_>>()
         };
-        if line.first().is_some_and(|first| recipe.takes(first).is_some()) {
+        if queue.first().is_some_and(|first| recipe.takes(first).is_some()) {
             let permits = permits(session, recipe, directory).await?;
-            of_semaphores.push((permits, paths(&line[..holding(recipe, permits, &line)])));
+            of_semaphores.push((permits, paths(&queue[..holding(recipe, permits, &queue)])));
         } else {
-            of_locks.extend(paths(&line[..recipe.holding(&line)]));
+            of_locks.extend(paths(&queue[..recipe.holding(&queue)]));
         }
     }
     of_semaphores.push((None, of_locks));
@@ -193,7 +200,8 @@ async fn holders_of(
     Ok(gone)
 }
 
-/// Reads nodes, and passes over those that keep their key taken no longer. Returns of whom nodes are gone meanwhile.
+/// Reads nodes, and leaves out those whose time is over. Returns the first parts of the `nodes` that are gone
+/// meanwhile.
 async fn read_all<T: Copy + Send + Sync>(
     session: &Session,
     (recipe, permits): (Recipe, Option<u32>),
@@ -202,6 +210,7 @@ async fn read_all<T: Copy + Send + Sync>(
 ) -> Result<Vec<T>, Failure> {
     let until = in_time();
     let left_for = |path: &str| recipe.left_for(path.rsplit('/').next()?);
+    // Asked for only if there is a node that has an end.
     let now = match nodes.iter().any(|(_, path)| left_for(path).is_some()) {
         true => session.server_time(until).await?,
         false => 0,
@@ -223,7 +232,7 @@ async fn read_all<T: Copy + Send + Sync>(
     Ok(gone)
 }
 
-/// Deletes what was left in the queues of all keys and is over; how many nodes.
+/// Deletes the nodes that were left in the queues of all keys and whose time is over. Returns their number.
 pub(crate) async fn prune(sessions: &Arc<Sessions>) -> Result<u64, Failure> {
     let session = connected(sessions, in_time()).await?;
     let Config { base, recipe, .. } = sessions.config();
@@ -247,7 +256,8 @@ pub(crate) async fn prune(sessions: &Arc<Sessions>) -> Result<u64, Failure> {
     Ok(pruned)
 }
 
-/// Deletes those of what was left, each for so many milliseconds, that are over; how many.
+/// Deletes the nodes in `left` whose time is over; each keeps its key taken for so many milliseconds. Returns their
+/// number.
 async fn remove_ended(session: &Session, left: &[(u64, Arc<str>)], until: Instant) -> Result<u64, Failure> {
     if left.is_empty() {
         return Ok(0);
@@ -265,8 +275,8 @@ async fn remove_ended(session: &Session, left: &[(u64, Arc<str>)], until: Instan
     Ok(removed)
 }
 
-/// Deletes the nodes of all who hold the lock, or only if all of them were seen. A node is one holder's alone, so that
-/// whoever comes meanwhile keeps the lock.
+/// Deletes the nodes of all holders of the lock; with `seen`, only if these are all of them. Each node is one holder's
+/// alone, so that a holder that comes meanwhile keeps the lock.
 pub(crate) async fn force(
     sessions: &Arc<Sessions>,
     key: &Key,
@@ -279,14 +289,14 @@ pub(crate) async fn force(
     loop {
         let children = session.list(&directory, until).await?.unwrap_or_default();
         let permits = permits(&session, *recipe, &directory).await?;
-        let line = recipe.in_order(&children);
-        if let Some((millis, first)) = line.first().and_then(|first| Some((recipe.left_for(first)?, first)))
+        let queue = recipe.in_order(&children);
+        if let Some((millis, first)) = queue.first().and_then(|first| Some((recipe.left_for(first)?, first)))
             && remove_ended(&session, &[(millis, format!("{directory}/{first}").into())], until).await? > 0
         {
-            // It was free already.
+            // The lock was free already.
             return Ok(Forced::Free);
         }
-        let holding = line[..holding(*recipe, permits, &line)].iter();
+        let holding = queue[..holding(*recipe, permits, &queue)].iter();
         let nodes: Vec<((), String)> = holding.map(|name| ((), format!("{directory}/{name}"))).collect();
         if nodes.is_empty() {
             return Ok(Forced::Free);
@@ -308,11 +318,11 @@ pub(crate) async fn force(
         if delete_all(&session, nodes, until).await? {
             return Ok(Forced::Released);
         }
-        // All have left by themselves: somebody else may hold it now, or one of them by another node.
+        // All have left by themselves: another client may hold the lock now, or one of them by another node.
     }
 }
 
-/// Deletes nodes of holders, and says whether any of them was there.
+/// Deletes nodes of holders, and returns `true` if any of them was there.
 async fn delete_all(session: &Session, nodes: Vec<((), String)>, until: Instant) -> Result<bool, Failure> {
     let asked = nodes.into_iter().map(|((), path)| (session.client.delete(&path, None), path));
     let asked = asked.collect::<Vec<_>>();

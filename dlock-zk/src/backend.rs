@@ -1,4 +1,4 @@
-//! The backend.
+//! The backend, and the handle of its users.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::fenced::FencedWrite;
 use crate::sessions::Sessions;
 use crate::wire::in_time;
 
-/// The server tells of changes; this often waiters ask by themselves.
+/// The time after which a waiter asks by itself, although the servers notify it of changes.
 const SAFETY_NET: Duration = Duration::from_secs(5);
 
 /// Fair locks on ZooKeeper, kept by a session.
@@ -117,7 +117,7 @@ impl ZooKeeper {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, some are deleted and others are not.
+    /// If dropped, some are deleted and others are not.
     pub async fn prune(&self) -> Result<u64> {
         let pruned = administration::prune(&self.0).await;
         pruned.map_err(|failure| Error::new(Operation::Configure, failure).on("zk"))
@@ -223,6 +223,7 @@ impl Backend for ZooKeeper {
 
     async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
         let session = self.0.get(in_time()).await?;
+        // By a new write, since an earlier one says nothing of the rights that the session has now.
         let written = session.prove_life(in_time()).await;
         diagnosis::diagnose(self.0.config(), session.timeout(), written).await
     }

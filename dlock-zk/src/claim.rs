@@ -47,13 +47,13 @@ pub struct ZooKeeperClaim {
     clock: RequestClock,
     node: Option<QueueNode>,
     wait: Option<Wait>,
-    /// A look at the node before ours, whose answer was not waited for.
+    /// A look at the node before ours, the answer to which is still to come.
     looking: Option<Looking>,
     /// A place in the queue was lost, which was not reported yet.
     requeued: bool,
-    /// Another attempt is worth while at once.
+    /// `changed` ends at once, since another attempt is worthwhile.
     again: bool,
-    /// The last proof of life when the lock was granted.
+    /// The send time of the last proof of life when the lock was granted.
     proven_at: Option<Timestamp>,
     entry: Option<LockEntry>,
 }
@@ -74,18 +74,20 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// How long to wait for what is no part of the outcome: less than the engine waits for an answer, so that servers
-    /// that are away are seen to be away, and not taken for some that may have got a request.
+    /// Returns the bound of the waits that are no part of the outcome. It is shorter than the engine's wait for an
+    /// answer, so that servers that cannot be reached are reported as such, and not as servers that may have got a
+    /// request.
     fn patience(&self) -> Instant {
         Instant::now() + self.request.request_timeout * 3 / 4
     }
 
-    /// Makes sure of a session that has a connection and can prove that it lives. A place in the queue is lost with the
-    /// one before.
+    /// Makes sure of a session that has a connection and can prove that it lives. A place in the queue is lost with an
+    /// earlier session.
     async fn settle(&mut self, until: Instant) -> Result<(), Failure> {
         match &mut self.node {
             Some(node) if node.session.ended().is_none() => {}
             Some(node) => {
+                // The session first: if none can be opened, the claim keeps what it knows of its old node.
                 let session = self.sessions.get(until).await?;
                 (self.wait, self.looking) = (None, None);
                 self.requeued |= node.move_to(session);
@@ -104,7 +106,8 @@ impl ZooKeeperClaim {
         session.provable(until).await
     }
 
-    /// What seldom happens is boxed: it would make every attempt larger than what allocators have at hand.
+    /// Makes one attempt. Rare steps are boxed: they would make the future of every attempt larger than what allocators
+    /// have at hand.
     async fn try_once(&mut self) -> Result<Attempt, Failure> {
         self.again = false;
         // The wait for a connection is no part of the request.
@@ -114,12 +117,14 @@ impl ZooKeeperClaim {
             return Err(Failure::unavailable("nobody wants it any more"));
         }
         let until = self.patience();
+        // Reported before there is a new node, so that the engine learns of the lost place in any case.
         if std::mem::take(&mut self.requeued) && self.request.waits {
             self.again = true;
             let mut busy = Busy::default();
             busy.requeued = true;
             return Ok(Attempt::Busy(busy));
         }
+        // Before the turn: a notification is judged without it, and mostly without a request.
         if self.wait.is_some()
             && let Some(attempt) = Box::pin(self.ask_previous(until)).await?
         {
@@ -129,6 +134,7 @@ impl ZooKeeperClaim {
             return Ok(Attempt::Busy(Busy::default()));
         }
         if let Mode::Permits { of, .. } = self.request.mode {
+            // Permits depend on all nodes of the directory, and not on the node before alone.
             return Box::pin(self.take_permits(of, until)).await;
         }
         loop {
@@ -138,6 +144,7 @@ impl ZooKeeperClaim {
                     node.turn.asked();
                     return self.grant(until).await;
                 }
+                // The node before may be gone when it is to be watched: then the queue is looked at again.
                 Position::Behind { first, previous } => {
                     if let Some(busy) = Box::pin(self.look_ahead(&first, previous, until)).await? {
                         if let Some(node) = &mut self.node {
@@ -154,11 +161,12 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// Whether requests may be sent. Others of this process go first, and some of theirs are under way already.
+    /// Returns `true` if requests may be sent. Otherwise other claims of this process go first, and some of their
+    /// requests are under way already.
     async fn take_turn(&mut self, until: Instant) -> Result<bool, Failure> {
         let Some(node) = &mut self.node else { return Ok(false) };
-        // One who does not wait leaves at once, so that he needs no place among those who do.
-        // One who reads keeps its node, and leaves its place among those to others once it has the lock.
+        // A claim that does not wait leaves at once, and needs no place among the waiters. A reader or a holder of
+        // permits that was granted keeps its node, and leaves that place to others.
         let needs_place = self.request.waits && self.proven_at.is_none();
         if node.turn.take(&node.queue, &node.session, needs_place) {
             return Ok(true);
@@ -172,24 +180,24 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// What one who waits knows by now, or asks of the node before its own. `None` when the queue has to be looked at
-    /// again.
+    /// Judges what a claim that waits knows by now, or asks for the node before its own. Returns `None` if the queue
+    /// has to be looked at again.
     async fn ask_previous(&mut self, until: Instant) -> Result<Option<Attempt>, Failure> {
         let (Some(wait), Some(node)) = (&mut self.wait, &self.node) else { return Ok(None) };
         match wait.own.arrived() {
             None => {}
             Some(EventType::NodeDeleted) => return Err(self.deleted(until).await),
-            // Somebody wrote to it: it is not watched any more.
+            // The own node was written to, or the session has ended. In either case its watch is used up.
             Some(_) => return Ok(None),
         }
         if self.request.mode.permits().is_some() {
-            // Whoever left, those who have permits may be others now.
+            // Whichever node is gone, the holders of permits may be others now.
             return Ok(None);
         }
         let losses = node.session.losses();
         match wait.event.arrived() {
-            // It had the lock. Nobody can have come in between, and our own node, which is watched too, is still there
-            // by the same connection.
+            // The node before had the lock. No node can have come in between, and our own, which is watched too, is
+            // still there, since the connection is still the same one.
             Some(EventType::NodeDeleted)
                 if node.recipe.passes_on()
                     && node.queue.is_head(&wait.previous)
@@ -197,14 +205,14 @@ impl ZooKeeperClaim {
                     && losses == wait.losses
                     && !matches!(wait.own, Notification::Unwatched) =>
             {
-                // Others that read may stand before one that reads.
+                // Other readers may stand before a reader, so that it need not be the head.
                 if let (Some(own), false) = (node.node(), self.request.mode == Mode::Shared) {
                     node.queue.note_head(&own.name);
                 }
                 self.grant(until).await.map(Some)
             }
             Some(_) => Ok(None),
-            // Nobody told: the safety net.
+            // No notification has come: this attempt is the safety net.
             None => {
                 let (path, previous, left) =
                     (node.path_of(&wait.previous), wait.previous.clone(), wait.left.clone());
@@ -223,7 +231,7 @@ impl ZooKeeperClaim {
                     if busy.retry_after.is_none() {
                         return Ok(None);
                     }
-                    // The others behind it learn from whoever is directly behind, or look now and then.
+                    // The claims further behind are notified by the nodes before theirs, or look now and then.
                     busy.retry_after = busy.retry_after.filter(|_| is_next);
                 }
                 Ok(Some(Attempt::Busy(busy)))
@@ -231,8 +239,8 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// What it means that our own node is gone. Servers tell of that before they tell that the session has ended, which
-    /// is no reason to give up.
+    /// Returns the failure of a claim whose own node is gone. Servers report that before they report that the session
+    /// has ended, which is no reason to give up. A proof of life shows which of the two it is.
     async fn deleted(&mut self, until: Instant) -> Failure {
         let Some(session) = self.node.as_ref().map(|node| Arc::clone(&node.session)) else {
             return place_deleted();
@@ -243,6 +251,7 @@ impl ZooKeeperClaim {
         }
     }
 
+    /// Grants the lock. The deadline counts from the last proof of life, which therefore has to be a fresh one.
     async fn grant(&mut self, until: Instant) -> Result<Attempt, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node() else { return Err(place_deleted()) };
@@ -250,14 +259,16 @@ impl ZooKeeperClaim {
         let proven_at = session.fresh_proof(until).await?;
         let validity = Validity::Session(Some(session.trusted_for()));
         self.proven_at = Some(proven_at);
-        // One that is not alone keeps its node, and leaves its place among those who wait to others.
+        // A reader or a holder of permits keeps its node while others come and go, and leaves its place among the
+        // waiters.
         if let (false, Some(node)) = (self.request.mode == Mode::Exclusive, &mut self.node) {
             node.turn.leave_place();
         }
         Ok(Attempt::Granted(Grant::new(validity).with_fence(fence).proven_at(proven_at)))
     }
 
-    /// Watches `previous`, and finds out who is `first`. `None` when `previous` is gone.
+    /// Watches `previous`, and finds out the holder of the lock by its node `first`. Returns `None` if `previous` is
+    /// gone, or a node in front whose time was over.
     async fn look_ahead(
         &mut self,
         first: &str,
@@ -265,6 +276,7 @@ impl ZooKeeperClaim {
         until: Instant,
     ) -> Result<Option<Busy>, Failure> {
         let mut busy = Busy::default();
+        // First, since a node that nobody owns stays until a client removes it.
         let left = self.is_left(first);
         if left {
             busy.retry_after = self.outlast(first, until).await?;
@@ -276,11 +288,11 @@ impl ZooKeeperClaim {
         let Some(node) = &mut self.node else { return Ok(None) };
         let permits = self.request.mode.permits();
         if !self.request.waits {
-            // Ahead of whatever comes next, so that one who only asked is never in anybody's way.
+            // The deletion goes ahead of all later requests, so that a claim that does not wait is in no other's way.
             node.send_deletion();
             let path = node.path_of(first);
             let asked = node.session.client.get_data(&path);
-            // Who it is is good to know, and no reason to fail.
+            // The holder is information only: no reason to fail.
             if let Ok(Some((data, stat))) = read(&path, until, asked).await {
                 let mut holder = holder(node.recipe, permits, &path, &data, &stat);
                 holder.expires_in = expires_in;
@@ -288,6 +300,7 @@ impl ZooKeeperClaim {
             }
             return Ok(Some(busy));
         }
+        // Kept in `self` until it is answered, so that an attempt that is dropped here loses no watch.
         if self.looking.as_ref().is_none_or(|looking| looking.previous != previous) {
             self.looking = look(node, first, &previous);
         }
@@ -299,7 +312,7 @@ impl ZooKeeperClaim {
         let losses = looking.losses;
         self.looking = None;
         match looked.map_err(|error| of_read(error, &previous))? {
-            // It has its permits by now.
+            // The node before was written to, so that it has its permits by now.
             Looked::Watched { written: true, .. } if permits.is_some() => Ok(None),
             Looked::Watched { previous: event, own, holder: who, .. } => {
                 busy.holder = who.map(|(data, stat)| {
@@ -328,7 +341,7 @@ impl Claim for ZooKeeperClaim {
             return Ok(());
         }
         match (&mut self.wait, &mut self.node) {
-            // The end of the session is an event too; the next attempt tells which.
+            // The end of the session is an event too; the next attempt shows which it was.
             (Some(wait), _) => {
                 tokio::select! {
                     _ = wait.event.arrives() => {}
@@ -353,17 +366,18 @@ impl Claim for ZooKeeperClaim {
         }
     }
 
-    /// Never called: the session keeps the lock.
+    /// Extends nothing, and is never called: the session keeps the lock.
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         Ok(Renewed::Extended)
     }
 
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
-        // Boxed: rare.
+        // Boxed, since it is rare.
         Box::pin(self.downgrade_node()).await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        // The entry first: from now on the deletion of the node is no loss.
         let gone = self.entry.take().is_some_and(|entry| entry.is_gone());
         self.again = false;
         let withdrawal = match &mut self.node {
@@ -374,13 +388,13 @@ impl Claim for ZooKeeperClaim {
             Some(node) => node.leave().await,
             None => Ok(Withdrawal::ABSENT),
         };
-        // The watch on the own node has been told of its end by now, and needs not be removed.
+        // After the deletion of the own node, which used up its watch: that needs not be removed.
         (self.wait, self.looking) = (None, None);
         withdrawal
     }
 
     async fn leave(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
-        // Boxed: rare, and else part of every release.
+        // Boxed, since it is rare, and would be part of every release.
         Box::pin(self.leave_behind(taken_for)).await
     }
 
@@ -403,7 +417,7 @@ impl fmt::Debug for ZooKeeperClaim {
 mod tests {
     use super::*;
 
-    /// What glibc's allocator keeps at hand for each thread is up to so large.
+    /// The largest size of which glibc's allocator keeps memory at hand for each thread.
     const AT_HAND: usize = 1_032;
 
     fn size<'a, F: Future>(_: impl FnOnce(&'a mut ZooKeeperClaim) -> F) -> usize {

@@ -19,8 +19,8 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(600);
 const BASE: &str = "/dlock";
-/// What servers have unless they are configured otherwise: by their example of a configuration, which all packages
-/// follow.
+/// The tick time of servers that are not configured otherwise: that of their example of a configuration, which all
+/// packages follow.
 const TICK: Duration = Duration::from_secs(2);
 const TICKS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
 
@@ -30,13 +30,13 @@ const TICKS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Dur
 /// |---|---|---|
 /// | base | `/dlock` | the path below which the locks are; the path of the URL, the chroot, stands before it |
 /// | recipe | mutex | the form of the nodes, shared with other clients: Curator's mutex, its read-write lock, or its leader latch |
-/// | session timeout | 10 s | after which the servers give the locks of a dead client to others |
-/// | ACL | only the creator if the URL has a user, else anyone | who may do what with a place in a queue |
+/// | session timeout | 10 s | the time after which the servers give the locks of a dead client to others |
+/// | ACL | only the creator if the URL has a user, else anyone | the rights on a node in a queue |
 /// | tick time | 2 s | the servers' own `tickTime`, of which a session timeout has to have two |
 /// | chroot | has to exist | `with_chroot_created` makes it |
 /// | parent ACL | as the ACL | the rights on the directories above, where they have to be made |
 ///
-/// They can also stand in the URL, but for the ACLs:
+/// The settings can also stand in the URL, except for the ACLs:
 /// `zk://host/app?base=/locks&session_timeout=10s&tick_time=2s&create_chroot=true`, for SASL `sasl=digest-md5`, and for
 /// TLS the path of the root certificate, unless the system's are meant:
 /// `zk+tls://host/?root_certificate=/etc/ssl/zk.pem`.
@@ -59,20 +59,20 @@ pub struct ZooKeeperBuilder {
 pub(crate) struct Config {
     /// The addresses, for messages.
     pub(crate) servers: String,
-    /// The same in one order, for the ids of locks: other processes may name the servers in another one.
+    /// The servers in one order, for the ids of locks: other processes may name them in another one.
     pub(crate) place: String,
-    /// What stands before all paths.
+    /// The prefix of all paths.
     pub(crate) chroot: String,
     pub(crate) base: Base,
     pub(crate) recipe: Recipe,
     pub(crate) acl: Arc<[Acl]>,
     pub(crate) parent_acl: Arc<[Acl]>,
-    /// Of the node that a session proves its life by.
+    /// The ACL of the node by which a session proves its life.
     pub(crate) proof_acl: Arc<[Acl]>,
     pub(crate) session_timeout: Duration,
     pub(crate) tick: Duration,
     pub(crate) creates_chroot: bool,
-    /// User and password.
+    /// The user and the password.
     pub(crate) credentials: Option<(String, String)>,
     #[cfg(feature = "sasl")]
     pub(crate) sasl: bool,
@@ -102,16 +102,15 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets whose nodes the locks have: which other clients share them. Default [`Recipe::Mutex`]. All clients of a
-    /// lock have to agree: a client that finds nodes of another recipe grants nothing, with an error of the kind
-    /// [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
+    /// Sets the recipe of the nodes, which decides which other clients share the locks. Default [`Recipe::Mutex`]. All
+    /// clients of a lock have to agree: a client that finds nodes of another recipe grants nothing, with an error of
+    /// the kind [`ErrorKind::InvalidConfig`](dlock_core::ErrorKind::InvalidConfig).
     pub const fn with_recipe(mut self, recipe: Recipe) -> Self {
         self.recipe = Some(recipe);
         self
     }
 
-    /// Sets after which time the servers take the locks of a client away that they hear nothing of. Default 10 s; 100
-    /// ms to 10 min.
+    /// Sets the time after which the servers take the locks of a silent client away. Default 10 s; 100 ms to 10 min.
     ///
     /// The servers have bounds of their own, 2 and 20 ticks unless configured, and the nearest allowed length is used.
     pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
@@ -119,17 +118,17 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets the servers' `tickTime`, when it is not 2 s. 1 ms to 60 s.
+    /// Sets the servers' `tickTime`, if it is not 2 s. 1 ms to 60 s.
     ///
-    /// A leader learns what the other servers hear of a session by half a tick late. A session timeout that the servers
-    /// grant although it has less than two ticks would leave no time for that, and is refused.
+    /// A leader learns of the sessions on other servers by half a tick late. A session timeout that the servers grant
+    /// although it has less than two ticks would leave no time for that, and is refused.
     pub const fn with_tick_time(mut self, tick: Duration) -> Self {
         self.tick = Some(tick);
         self
     }
 
-    /// Makes the chroot, the path of the URL, if it is missing. Without this a missing one is an error, since a
-    /// misspelt path would be a world of locks of its own.
+    /// Creates the chroot, the path of the URL, if it is missing. Without this a missing one is an error, since locks
+    /// under a misspelt path would exclude no other client.
     pub const fn with_chroot_created(mut self) -> Self {
         self.creates_chroot = true;
         self
@@ -152,8 +151,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Sets who may do what with the directory of a lock and those above, where they have to be made. Default: as the
-    /// [ACL](Self::with_acl). Who is to use the locks needs the rights to read, create and delete.
+    /// Sets the rights on the directory of a lock and those above, where they have to be made. Default: as the
+    /// [ACL](Self::with_acl). A client that is to use the locks needs the rights to read, create and delete.
     pub fn with_parent_acl(mut self, acl: impl IntoIterator<Item = Acl>) -> Self {
         self.parent_acl = Some(acl.into_iter().collect());
         self
@@ -221,9 +220,9 @@ impl ZooKeeperBuilder {
     }
 }
 
-/// The servers in alphabetical order, each with its port.
+/// Returns the servers in alphabetical order, each with its port.
 fn place(servers: &str) -> String {
-    // What stands in brackets, or after the last colon, is no port of an address of IPv6.
+    // An address of IPv6 without a port ends with a bracket.
     let with_port = |server: &str| match server.rsplit_once(':') {
         Some((_, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => server.to_owned(),
         _ => format!("{server}:2181"),

@@ -10,16 +10,16 @@ use tokio::net::TcpStream;
 
 use crate::config::Config;
 
-/// How long one server may take for one answer.
+/// The time that one server may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longer than any answer.
+/// The number of bytes that are read of an answer, which is more than any has.
 const ANSWER: u64 = 64 << 10;
 
-/// What a server says to a four-letter word: lines of a name and a value.
+/// The answer of a server to a four-letter word: lines of a name and a value.
 type Facts = HashMap<String, String>;
 
-/// `granted` is the session timeout that the servers granted, and `written` what came of a session's proof of life,
-/// without which no lock is granted.
+/// Returns what was found. `granted` is the session timeout that the servers granted, and `written` the outcome of a
+/// session's proof of life, without which no lock is granted.
 pub(crate) async fn diagnose(
     config: &Config,
     granted: Duration,
@@ -65,7 +65,7 @@ pub(crate) async fn diagnose(
 
 enum Reply {
     Facts(Facts),
-    /// It is not on the server's list of commands.
+    /// The word is not on the server's list of commands.
     Refused,
     Silent(std::io::Error),
 }

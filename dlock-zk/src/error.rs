@@ -1,14 +1,14 @@
-//! What the errors of server and client library mean for a lock.
+//! The meaning of the errors of the server and the client library for a lock.
 
 use dlock_core::{Error as LockError, ErrorKind, Failure, Operation};
 use zookeeper::Error;
 
-/// How a server refuses a node that ends with its session to a session that no other server knows of. The client
-/// library has no name for that.
+/// The error by which a server refuses a node that ends with its session, to a session that no other server knows of.
+/// The client library has no name for it.
 const LOCAL_SESSION: Error = Error::UnexpectedErrorCode(-120);
 
-/// Whether the server refused the request, so that it certainly changed nothing. Any other error of a request that was
-/// sent leaves open whether it was carried out.
+/// Returns `true` if the server refused the request, so that it certainly changed nothing. Any other error of a request
+/// that was sent leaves open whether it was carried out.
 pub(crate) fn is_refusal(error: &Error) -> bool {
     matches!(
         error,
@@ -29,7 +29,7 @@ pub(crate) fn is_refusal(error: &Error) -> bool {
     ) || *error == LOCAL_SESSION
 }
 
-/// The failure of a request that may have changed something.
+/// Returns the failure of a request that may have changed something.
 pub(crate) fn of_write(error: Error, path: &str) -> Failure {
     if is_refusal(&error) {
         return refusal(&error, path);
@@ -37,7 +37,7 @@ pub(crate) fn of_write(error: Error, path: &str) -> Failure {
     Failure::unknown(no_answer(&error))
 }
 
-/// The failure of a request that changes nothing.
+/// Returns the failure of a request that changes nothing.
 pub(crate) fn of_read(error: Error, path: &str) -> Failure {
     if is_refusal(&error) {
         return refusal(&error, path);
@@ -52,7 +52,7 @@ fn no_answer(error: &Error) -> String {
     }
 }
 
-/// What a refusal by the server means.
+/// Returns the failure that a refusal by the server means.
 pub(crate) fn refusal(error: &Error, path: &str) -> Failure {
     let (kind, advice) = match error {
         Error::NoAuth => (
@@ -87,7 +87,7 @@ pub(crate) fn refusal(error: &Error, path: &str) -> Failure {
     Failure::new(kind, format!("{advice} ({path:?}: {error})"))
 }
 
-/// The error of settings, or of an opening that fails.
+/// Returns the error of settings, or of an opening that failed.
 pub(crate) fn configure(failure: Failure) -> LockError {
     LockError::new(Operation::Configure, failure).on("zk")
 }

@@ -59,24 +59,25 @@ impl FencedWrite {
         self
     }
 
-    /// Carries everything out, or nothing. Whether it did: `false` when the lock is not held any more.
+    /// Carries out all changes, or none. Returns `false` if the lock is not held any more, and no change was made.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unknown`] when the answer did not come; also when the changes have more bytes than the servers
-    /// take, which is 1 MiB unless their `jute.maxbuffer` says otherwise: they end the connection then.
-    /// [`ErrorKind::InvalidConfig`] when a change cannot be made, such as one of a node that does not exist; other
-    /// kinds as for a lock.
+    /// [`ErrorKind::Unknown`] if the answer did not come; also if the changes have more bytes than the servers take,
+    /// which is 1 MiB unless their `jute.maxbuffer` says otherwise: they end the connection then.
+    /// [`ErrorKind::InvalidConfig`] if a change cannot be made, such as one of a node that does not exist; other kinds
+    /// as for a lock.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the change may still be made.
+    /// If dropped, the changes may still be made.
     pub async fn commit(self) -> Result<bool> {
         self.carry_out().await.map_err(|failure| Error::new(Operation::Hold, failure).on("zk"))
     }
 
     async fn carry_out(&self) -> Result<bool, Failure> {
         let until = in_time();
+        // A lock is held by the current session only: without one, no node has this fence.
         let Some(session) = self.sessions.current()? else { return Ok(false) };
         let Some(node) = session.node_of(self.fence.get().cast_signed()) else { return Ok(false) };
         session.connected(until).await?;
@@ -87,6 +88,7 @@ impl FencedWrite {
         }
         match by_then(until, writer.commit()).await {
             Some(Ok(_)) => Ok(true),
+            // The node of the lock is gone.
             Some(Err(CheckWriteError::CheckFailed { .. })) => Ok(false),
             Some(Err(error)) => Err(self.failure(error)),
             None => Err(Failure::unknown("no answer in time to a fenced write")),

@@ -7,12 +7,12 @@ use zookeeper::Stat;
 use crate::left;
 use crate::recipe::Recipe;
 
-/// How many bytes of a node's data are shown; those of another library may be as many as servers allow.
+/// The number of bytes of a node's data that are shown; another library may store as many as the servers allow.
 const DESCRIPTION: usize = 2_048;
 const WROTE: &str = "wrote=";
 
-/// Returns the holder whose node has this path and this data: our own line, or another library's text. `permits` is how
-/// many the semaphore has.
+/// Returns the holder whose node has this path and this data: a line of dlock, or the text of another library.
+/// `permits` is the number that the semaphore has.
 pub(crate) fn holder(recipe: Recipe, permits: Option<u32>, path: &str, data: &[u8], stat: &Stat) -> Holder {
     let text = String::from_utf8_lossy(&data[..data.len().min(DESCRIPTION)]);
     let mut holder = Holder::parse(&text);

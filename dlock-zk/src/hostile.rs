@@ -1,4 +1,4 @@
-//! Whatever stands in a queue, which others may have made: for a property test and for a fuzzer.
+//! Reads the nodes of a queue, which any client may have made: for a property test and for a fuzzer.
 
 use dlock_core::Holder;
 use zookeeper::Stat;
@@ -7,8 +7,8 @@ use crate::holder::holder;
 use crate::recipe::Recipe;
 use crate::semaphore;
 
-/// Reads a text in all ways in which the nodes of a queue are read, and returns their holders. A `|` stands between the
-/// names of nodes; each has what is behind a `!` in its name as its data.
+/// Reads a text in all ways in which the nodes of a queue are read, and returns their holders. A `|` separates the
+/// nodes; each has the text behind a `!` in its name as its data.
 #[must_use]
 #[cfg_attr(test, expect(unreachable_pub, reason = "a fuzzer reaches it"))]
 pub fn holders_in(text: &str) -> Vec<Holder> {
@@ -36,7 +36,7 @@ pub fn holders_in(text: &str) -> Vec<Holder> {
     holders
 }
 
-/// More nodes say no more.
+/// The number of nodes that are read; more show nothing more.
 const MOST: usize = 8;
 
 const NO_STAT: Stat = Stat {

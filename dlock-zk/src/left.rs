@@ -1,13 +1,13 @@
-//! What stays taken after its release: a persistent node in the place of its last holder, that nobody owns.
+//! A key that stays taken after its release: a persistent node in the place of its last holder, which nobody owns.
 //!
 //! | what | where |
 //! |---|---|
-//! | for how long | in the name of the node, see `recipe.rs` |
-//! | since when | the time at which the servers made the node, by the clock of their leader |
-//! | who held it | the data of the node: `left=1 fence=<fence> <line of the holder>` |
+//! | its duration | in the name of the node, see `recipe.rs` |
+//! | its beginning | the time at which the servers made the node, by the clock of their leader |
+//! | its last holder | the data of the node: `left=1 fence=<fence> <line of the holder>` |
 //!
-//! So who may list and see nodes knows the end, be it that the data may not be read, and no client's clock matters. The
-//! servers remove no such node by themselves: whoever finds it after its end does.
+//! So a client that may list and see nodes knows the end, even if it may not read the data, and no client's clock
+//! matters. The servers do not remove such a node by themselves: a client that finds it after its end does.
 
 use std::time::Duration;
 
@@ -17,24 +17,25 @@ use zookeeper::Stat;
 
 const FENCE: &str = "fence=";
 
-/// What is in the node that takes the place of a holder with this fence.
+/// Returns the data of the node that takes the place of a holder with this fence.
 pub(crate) fn content(fence: Fence, line: &str) -> String {
     format!("{LEFT_BEHIND}{FENCE}{} {line}", fence.get())
 }
 
-/// The fence of the last holder.
+/// Returns the fence of the last holder.
 pub(crate) fn fence(text: &str) -> Option<Fence> {
     let number = text.strip_prefix(LEFT_BEHIND)?.strip_prefix(FENCE)?.split(' ').next()?;
     number.parse().ok().map(Fence::new)
 }
 
-/// For how long a node goes on to keep its key taken that does so for so many milliseconds; `None` when it is over.
+/// Returns for how long a node keeps its key taken from `now` on that does so for `millis` milliseconds; `None` if its
+/// time is over.
 pub(crate) fn remaining(millis: u64, stat: &Stat, now: i64) -> Option<Duration> {
     let left = u64::try_from(ends(millis, stat).saturating_sub(now)).ok()?;
     (left > 0).then(|| Duration::from_millis(left))
 }
 
-/// When a node is over that keeps its key taken for so many milliseconds, by the servers' clock.
+/// Returns the end of a node that keeps its key taken for so many milliseconds, by the servers' clock.
 fn ends(millis: u64, stat: &Stat) -> i64 {
     stat.ctime.saturating_add_unsigned(millis)
 }

@@ -1,7 +1,7 @@
-//! ZooKeeper as a backend of dlock.
+//! The ZooKeeper backend of dlock.
 //!
 //! [`ZooKeeper`] keeps a queue for each lock, in the form of Curator's `InterProcessMutex`, so that services in Java
-//! and in Rust stand in one line. See `docs/backends/zookeeper.md` for what it guarantees, and when not.
+//! and in Rust share one queue. See `docs/backends/zookeeper.md` for its guarantees and their limits.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

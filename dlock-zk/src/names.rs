@@ -1,27 +1,28 @@
-//! How locks are named on the server: as Curator names them. Their queues are in `recipe.rs`.
+//! The names of locks on the server, which are Curator's. Their queues are in `recipe.rs`.
 //!
-//! | what | path |
+//! | node | path |
 //! |---|---|
 //! | lock | `<base>/<key>` |
 //! | proof that a session lives | `<base>/%sessions/<session>` |
 //!
-//! A key that cannot be the name of one node is stored as `%` followed by the key with `%`, `/` and what ZooKeeper
-//! refuses in names percent-escaped; so is one that begins with `%`. So no two keys share a name, and plain keys stay
-//! plain.
+//! A key that cannot be the name of one node is stored as `%` followed by the key, in which `%`, `/` and all that
+//! ZooKeeper refuses in names are percent-escaped; so is a key that begins with `%`. So no two keys share a name, and
+//! plain keys stay plain.
 
 use std::sync::Arc;
 
 use dlock_core::{Failure, Key};
 
 const MARK: char = '%';
-/// Where the sessions prove that they live. No key is stored under this name: one that begins so is encoded otherwise.
+/// The directory in which the sessions prove that they live. No key has this name: a key that begins with `%` is
+/// encoded otherwise.
 const SESSIONS: &str = "%sessions";
 const MAX_BASE: usize = 512;
 
-/// Where all locks are.
+/// The directory of all locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
-    /// Without a slash at its end; empty for the root.
+    /// The path without a slash at its end; empty for the root.
     path: String,
 }
 
@@ -55,7 +56,7 @@ impl Base {
         Ok(Self { path })
     }
 
-    /// The directory of a lock's queue.
+    /// Returns the directory of a lock's queue.
     pub(crate) fn directory(&self, key: &Key) -> Arc<str> {
         let mut directory = format!("{}/", self.path);
         let key = key.as_str();
@@ -70,19 +71,20 @@ impl Base {
 }
 
 impl Base {
-    /// The directory of all locks.
+    /// Returns the directory of all locks.
     pub(crate) fn path(&self) -> &str {
         if self.path.is_empty() { "/" } else { &self.path }
     }
 
-    /// The directory in which sessions have their nodes.
+    /// Returns the directory in which sessions have their nodes.
     pub(crate) fn sessions(&self) -> String {
         format!("{}/{SESSIONS}", self.path)
     }
 
-    /// The key whose directory has this name below the base; `None` when no lock's has.
+    /// Returns the key whose directory has this name below the base, or `None` if it is the directory of no lock.
     pub(crate) fn key_of(&self, name: &str) -> Option<Key> {
         let key = Key::new(decode(name)?).ok()?;
+        // Only the one form that `directory` makes of a key: other escapes of it are not dlock's.
         (*self.directory(&key) == *format!("{}/{name}", self.path)).then_some(key)
     }
 }
@@ -99,7 +101,7 @@ fn decode(name: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Whether ZooKeeper takes the character in a name. It looks at UTF-16, where all beyond the first plane are
+/// Returns `true` if ZooKeeper takes the character in a name. It looks at UTF-16, where all beyond the first plane are
 /// surrogates.
 fn is_legal(c: char) -> bool {
     !matches!(c, '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)

@@ -1,7 +1,16 @@
-//! What this process knows of the queue of one key, shared by all its claims on it.
+//! The queue of one key, as this process knows it, shared by all its claims on that key.
 //!
-//! At most [`NODES`] claims have a node on the servers at a time; the others wait in here, first come, first served. So
-//! a crowd of waiters in one process costs the servers no more than a few, and takes turns with other processes.
+//! At most [`NODES`] claims have a node on the servers at a time; the others wait in this process, first come, first
+//! served. So a crowd of waiters in one process costs the servers no more than a few do, and takes turns with other
+//! processes.
+//!
+//! | a [`Turn`] is | fields that are set | what leads there |
+//! |---|---|---|
+//! | empty | none | a new claim; `left` |
+//! | waiting | `waiting`, which gets the slot if one is needed, then the pass | `take`, if either is not free |
+//! | taken | `request`, and `slot` if one is needed | `take`, `come` |
+//! | between requests | `slot` | `asked`: the next `take` needs a pass again |
+//! | without a place | `request`, while requests are under way | `leave_place`: the claim has its lock |
 
 mod numbers;
 
@@ -20,36 +29,38 @@ pub(crate) use self::numbers::{Numbers, Watched};
 use crate::session::{Pass, Session};
 use crate::wire::{Answer, read};
 
-/// How many nodes one process has in one queue: enough that the next ones are in line before a lock is released.
+/// The number of nodes that one process has in one queue: enough that the next waiters are in it before a lock is
+/// released.
 pub(crate) const NODES: usize = 16;
 
-/// How often one process looks for what was left in front of its waiters, in each queue where other libraries wait.
+/// The time after which one process looks again for what was left in front of its waiters, in each queue where other
+/// libraries wait.
 const LOOKS: Duration = Duration::from_secs(10);
 
-/// How many keys are remembered before those that nobody needs any more are looked for.
+/// The number of queues beyond which unused ones are looked for.
 const FEW: usize = 64;
 
-/// Of so many queues the numbers are kept when nobody is in them.
+/// The number of queues whose numbers are kept, also while no claim is in them.
 const RECENT: usize = 256;
 
-/// The children of a directory; `None` when it is missing.
+/// The children of a directory; `None` if it is missing.
 pub(crate) type Children = Option<Arc<[String]>>;
 
 /// The queue of one key.
 pub(crate) struct Queue {
     pub(crate) directory: Arc<str>,
     slots: Arc<Semaphore>,
-    /// A node before which there is none, and never will be one.
+    /// A node that stands in front: no node stands before it, and none ever will.
     head: Mutex<Option<Arc<str>>>,
     pub(crate) numbers: Arc<Numbers>,
     listings: Mutex<Listings>,
-    /// When somebody last looked for what was left in front.
+    /// The time at which a waiter last looked for what was left in front.
     looked: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
 struct Listings {
-    /// How many were asked for so far.
+    /// The number of callers that have asked for a listing.
     asked: u64,
     last: Option<Listing>,
 }
@@ -59,7 +70,7 @@ struct Listings {
 struct Listing {
     /// The session that sent it.
     session: i64,
-    /// How many had asked before.
+    /// The number of callers that had asked when it was sent. It is new enough for all of them.
     covers: u64,
     answer: watch::Receiver<Option<Listed>>,
 }
@@ -78,7 +89,7 @@ impl Queue {
         }
     }
 
-    /// Whether it is time that one of those who wait looks for what was left in front; if so it is the caller.
+    /// Returns `true` if it is time for a waiter to look for what was left in front. The caller then has to look.
     pub(crate) fn takes_look(&self) -> bool {
         let (mut looked, now) = (self.looked.lock(), Instant::now());
         let due = looked.is_none_or(|at| now.duration_since(at) >= LOOKS);
@@ -96,27 +107,29 @@ impl Queue {
         }
     }
 
-    /// Whether certainly no node stands before this one.
+    /// Returns `true` if certainly no node stands before this one.
     pub(crate) fn is_head(&self, name: &str) -> bool {
         self.head.lock().as_deref() == Some(name)
     }
 
-    /// Lists the directory as it is after this call, by one request for all who ask at the same time. The answer may
-    /// lack what other sessions did; it has all that stood before a node of this session when that was made.
+    /// Lists the directory as it is after this call, by one request for all callers of the same moment. The answer may
+    /// lack changes by other sessions; it has all nodes that stood before a node of this session when that was made.
     pub(crate) async fn list(&self, session: &Session, until: Instant) -> Result<Children, Failure> {
         let mine = {
             let mut listings = self.listings.lock();
+            // Numbered before a listing is looked for, so that one that is sent from now on covers this call.
             listings.asked += 1;
             listings.asked
         };
         let list = async {
             loop {
                 let listing = self.listing(session, mine)?;
+                // A listing that is too old is waited for too: all that ask meanwhile share the next one.
                 let suffices = listing.suffices(session, mine);
                 let mut answer = listing.answer;
                 let listed = match answer.wait_for(Option::is_some).await {
                     Ok(listed) => listed.clone().unwrap_or(Ok(None)),
-                    // Its runtime has ended with the process.
+                    // The runtime of its task has ended with the process.
                     Err(_) => Err(Error::ClientClosed),
                 };
                 if suffices {
@@ -127,8 +140,8 @@ impl Queue {
         read(&self.directory, until, list).await.map(Option::flatten)
     }
 
-    /// The listing to wait for: one that was sent after the question `mine`, or another one that is under way. It is
-    /// waited for by a task of its own, so that one who asked and is not polled holds up nobody.
+    /// Returns the listing to wait for: one that was sent after the question `mine`, or an older one that is under way,
+    /// or a new one. A task of its own waits for the answer, so that a caller that is not polled holds up no other.
     fn listing(&self, session: &Session, mine: u64) -> Result<Listing, Error> {
         let mut listings = self.listings.lock();
         if let Some(last) = &listings.last
@@ -138,7 +151,8 @@ impl Queue {
         }
         let failed = |failure: Failure| Error::UnexpectedError(failure.to_string());
         let runtime = keeper::runtime().map_err(failed)?;
-        let (tell, answer) = watch::channel(None);
+        let (sender, answer) = watch::channel(None);
+        // Without a `sync`, since the order of the session suffices: see `list`.
         let listed = session.client.get_children(&self.directory);
         runtime.spawn(async move {
             let listed = match listed.await {
@@ -146,7 +160,7 @@ impl Queue {
                 Err(Error::NoNode) => Ok(None),
                 Err(error) => Err(error),
             };
-            tell.send_replace(Some(listed));
+            sender.send_replace(Some(listed));
         });
         let listing = Listing { session: session.id, covers: listings.asked, answer };
         Ok(listings.last.insert(listing).clone())
@@ -154,28 +168,29 @@ impl Queue {
 }
 
 impl Listing {
-    /// Whether it tells `session` what was there after the question `mine`.
+    /// Returns `true` if it shows `session` the directory as it was after the question `mine`.
     fn suffices(&self, session: &Session, mine: u64) -> bool {
         self.session == session.id && self.covers >= mine
     }
 
     fn is_under_way(&self) -> bool {
+        // A channel that is closed without an answer has lost its task.
         self.answer.borrow().is_none() && self.answer.has_changed().is_ok()
     }
 }
 
-/// The queues that somebody of this process is in.
+/// The queues that claims of this process are in.
 #[derive(Default)]
 pub(crate) struct Queues(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
     queues: HashMap<Arc<str>, Weak<Queue>>,
-    /// With so many it is time to forget those that nobody needs any more.
+    /// The number of queues at which unused ones are forgotten.
     limit: usize,
-    /// Of queues that somebody may be in again soon.
+    /// The numbers of queues that claims may be in again soon.
     numbers: HashMap<Arc<str>, Arc<Numbers>>,
-    /// The same, the oldest first.
+    /// The directories in `numbers`, the oldest first.
     recent: VecDeque<Arc<str>>,
 }
 
@@ -187,6 +202,7 @@ impl Queues {
             return queue;
         }
         if queues.len() >= (*limit).max(FEW) {
+            // Twice as many as are left may come before the next search, so that its cost is spread over them.
             queues.retain(|_, queue| queue.strong_count() > 0);
             *limit = queues.len() * 2;
         }
@@ -204,13 +220,13 @@ impl Queues {
         let queue = Arc::new(Queue::new(Arc::clone(&directory), numbers));
         queues.insert(directory, Arc::downgrade(&queue));
         drop(known);
-        // Its watch is removed, outside of the mutex.
+        // Dropped without the mutex, since its watch is removed then.
         drop(oldest);
         queue
     }
 }
 
-/// The turn of a claim: to have a node, and to ask something of the servers.
+/// The turn of a claim to have a node, and to send requests to the servers.
 #[derive(Default)]
 pub(crate) struct Turn {
     slot: Option<OwnedSemaphorePermit>,
@@ -224,12 +240,14 @@ struct Taken {
 }
 
 impl Turn {
-    /// Takes the turn if it has come. The place among the others is taken by the first call, and is kept.
+    /// Takes the turn if it has come. The first call takes a place among the claims of this process, and later calls
+    /// keep it.
     pub(crate) fn take(&mut self, queue: &Queue, session: &Session, needs_slot: bool) -> bool {
         let has_slot = self.slot.is_some() || !needs_slot;
         if has_slot && self.request.is_some() {
             return true;
         }
+        // Only looked at here: `come` waits for it.
         if let Some(waiting) = &mut self.waiting {
             let polled = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             return match polled {
@@ -238,16 +256,18 @@ impl Turn {
             };
         }
         let (requests, client) = (Arc::clone(&session.requests.ordinary), &session.client);
+        // The slot is kept from one attempt to the next, and only the pass is taken anew.
         let slot = match self.slot.take() {
             None if needs_slot => match Arc::clone(&queue.slots).try_acquire_owned() {
                 Ok(slot) => Some(slot),
                 Err(_) => {
                     let (slots, client) = (Arc::clone(&queue.slots), client.clone());
+                    // The slot first, so that no pass is kept while a slot is waited for.
                     self.waiting = Some(Box::pin(async move {
                         let slot = slots.acquire_owned().await.ok();
                         Taken { slot, request: requests.enter(client).await }
                     }));
-                    // Joins the queue of those who wait.
+                    // Polled once, to join the waiters of the semaphore, which keeps their order.
                     return self.take(queue, session, needs_slot);
                 }
             },
@@ -273,7 +293,7 @@ impl Turn {
         self.waiting.is_some()
     }
 
-    /// Waits until the turn has come. Dropping it loses nothing.
+    /// Waits until the turn has come. Dropping this future loses nothing.
     pub(crate) async fn come(&mut self) {
         if let Some(waiting) = &mut self.waiting {
             let taken = waiting.await;
@@ -281,17 +301,17 @@ impl Turn {
         }
     }
 
-    /// The claim asks for nothing more at the moment.
+    /// Lets other claims send requests, since this one asks for nothing more at the moment.
     pub(crate) fn asked(&mut self) {
         self.request = None;
     }
 
-    /// The claim has its lock, and needs no place among those who wait any more.
+    /// Leaves the place among the waiters, since the claim has its lock.
     pub(crate) fn leave_place(&mut self) {
         self.slot = None;
     }
 
-    /// The claim has no node any more.
+    /// Leaves everything, since the claim has no node any more.
     pub(crate) fn left(&mut self) {
         *self = Self::default();
     }

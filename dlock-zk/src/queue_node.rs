@@ -1,4 +1,4 @@
-//! What a claim has on the servers: its node in the queue, or what may become one.
+//! The node of a claim in the queue of its lock, or a request that may make one.
 //!
 //! Requests whose answers matter live in a [`QueueNode`] and not in the future of a step, so that a step that is
 //! dropped midway loses nothing: the next one waits for the same answer.
@@ -14,7 +14,7 @@
 //! | replacing | `node`, `replacement` | a node keeps the key taken: nothing; the server refused it: in the queue; no answer: deleted unseen, with `replaced_unseen` |
 //! | downgrading | `node`, `downgrade`, `downgrade_unseen` | the node of a reader is there: in the queue by that; the server refused it: in the queue; no answer: the next `downgrade` looks for the reader's node, and `leave` deletes both |
 //!
-//! When its session ends, the servers delete its node: `move_to` begins anew, in doubt if a creation was not answered.
+//! The servers delete the node when its session ends: `move_to` begins anew, in doubt if a creation was not answered.
 
 mod creation;
 pub(crate) mod downgrade;
@@ -40,10 +40,10 @@ use crate::recipe::{Position, Recipe};
 use crate::session::Session;
 use crate::wire::{Answer, make_directory, read};
 
-/// How often the directory is made anew when it vanishes between its making and the making of a node in it.
+/// The number of times that the creation of a node is sent, since its directory may vanish again and again.
 const DIRECTORIES: u32 = 8;
 
-/// For requests that the caller bounds.
+/// The bound of a request in a step that the caller bounds.
 const FOREVER: Duration = Duration::from_secs(3_600);
 
 /// A claim's node in a queue.
@@ -53,14 +53,14 @@ pub(crate) struct QueueNode {
     pub(crate) recipe: Recipe,
     pub(crate) turn: Turn,
     mode: Mode,
-    /// What the node's name begins with.
+    /// The prefix of the node's name, which no other claim's node has.
     prefix: Arc<str>,
     node: Option<Node>,
     creation: Option<Creation>,
     /// A node may exist whose name is not known.
     in_doubt: bool,
     deletion: Option<Answer<Result<(), Error>>>,
-    /// A replacement by a node that keeps the key taken; its answer is until when, by the servers' clock.
+    /// A replacement by a node that keeps the key taken. Its answer is the end of that, by the servers' clock.
     replacement: Option<Replacement<i64>>,
     /// A deletion was sent whose outcome is not known.
     deleted_unseen: bool,
@@ -68,26 +68,27 @@ pub(crate) struct QueueNode {
     replaced_unseen: Option<Arc<str>>,
     /// A replacement by the node of a reader.
     downgrade: Option<Replacement<Stat>>,
-    /// The node of the reader, once such a replacement was sent, until its outcome is known.
+    /// The node of the reader, from the send of such a replacement until its outcome is known.
     downgrade_unseen: Option<Arc<str>>,
 }
 
-/// What is known of the queue when a node was made.
+/// The nodes around a node when it was made, as far as they are known.
 enum Neighbours {
-    /// It stands in front.
+    /// The node stands in front.
     First,
-    /// These were in it afterwards, and the directory of a semaphore had this.
+    /// These nodes were in the queue afterwards, and the directory of a semaphore had this data.
     Nodes(Vec<String>, Option<Content>),
     Unknown,
 }
 
-/// How `ensure_node` found the node in its queue.
+/// The outcome of `ensure_node`.
 pub(crate) enum Enqueued {
-    /// By a node made just now, before which there is none.
+    /// The node was made just now, and no node stands before it.
     First,
-    /// By a node made just now: these were in the queue afterwards, and the directory of a semaphore had this.
+    /// The node was made just now. These nodes were in the queue afterwards, and the directory of a semaphore had this
+    /// data.
     New(Vec<String>, Option<Content>),
-    /// By a node whose neighbours have to be asked for.
+    /// The node is there; its neighbours have to be asked for.
     There,
 }
 
@@ -96,11 +97,11 @@ pub(crate) struct Node {
     pub(crate) path: Arc<str>,
     pub(crate) czxid: i64,
     pub(crate) name: String,
-    /// When it was made, by the servers' clock, and when that was known here.
+    /// The time at which the node was made, by the servers' clock. `known` is the local time at which that was known.
     pub(crate) ctime: i64,
     pub(crate) known: Timestamp,
     watched: Option<Watched>,
-    /// Nobody stood before it when it was made.
+    /// No node stood before it when it was made.
     at_once: bool,
 }
 
@@ -130,9 +131,12 @@ impl QueueNode {
         }
     }
 
-    /// Begins anew with another session, while a node of the old one may still be there. Returns whether it had a node.
+    /// Begins anew with another session, while a node of the old one may still be there. Returns `true` if the claim
+    /// had a node.
     pub(crate) fn move_to(&mut self, session: Arc<Session>) -> bool {
         let had_node = self.node.is_some();
+        // The creation may have made a node. Its name has the same prefix, so that the new session finds and deletes
+        // it.
         let in_doubt = self.in_doubt || self.creation.is_some();
         let turn = std::mem::take(&mut self.turn);
         let (queue, prefix) = (Arc::clone(&self.queue), Arc::clone(&self.prefix));
@@ -144,7 +148,7 @@ impl QueueNode {
         self.node.as_ref()
     }
 
-    /// Returns whether the servers certainly have nothing of it.
+    /// Returns `true` if the servers certainly have nothing of the claim.
     pub(crate) fn is_empty(&self) -> bool {
         self.node.is_none()
             && self.creation.is_none()
@@ -164,7 +168,7 @@ impl QueueNode {
         self.in_doubt = false;
     }
 
-    /// Makes the node if there is none yet, and says where it stands.
+    /// Makes the node if there is none yet, and returns its position.
     pub(crate) async fn enqueue(
         &mut self,
         config: &Config,
@@ -201,12 +205,14 @@ impl QueueNode {
         until: Instant,
     ) -> Result<Enqueued, Failure> {
         if self.deletion.is_some() {
-            // An earlier step left the queue already.
+            // An earlier step has left the queue already. Its outcome comes before a new node.
             self.deleted().await?;
         }
+        // The node may be gone or not: it is looked for by its prefix.
         if self.deleted_unseen {
             (self.node, self.in_doubt) = (None, true);
         }
+        // The outcome of a creation that is under way is waited for in `create`.
         if self.creation.is_none() && self.in_doubt {
             Box::pin(self.find(until)).await?;
         }
@@ -222,7 +228,7 @@ impl QueueNode {
         if duplicates == 1 {
             return Ok(Enqueued::New(children, content));
         }
-        // An earlier request under the same token was carried out too, or somebody deleted the node already.
+        // An earlier request under the same token was carried out too, or another client has deleted the node already.
         self.in_doubt = true;
         Box::pin(self.find(until)).await?;
         Ok(Enqueued::There)
@@ -247,7 +253,7 @@ impl QueueNode {
         position
     }
 
-    /// Creates the node; returns what is known of the others then.
+    /// Creates the node, and returns what is known of the other nodes then.
     async fn create(
         &mut self,
         config: &Config,
@@ -258,7 +264,7 @@ impl QueueNode {
             let creation = match &mut self.creation {
                 Some(creation) => creation,
                 none => {
-                    // The first time the directory is taken to be there, then most likely only the last part is
+                    // The first turn takes the directory to be there. After that, most likely only its last part is
                     // missing.
                     let with_directory = turn % 2 == 1;
                     let (directory, prefix) = (&self.queue.directory, &self.prefix);
@@ -275,6 +281,8 @@ impl QueueNode {
                     none.insert(Creation { sent, watched, answer })
                 }
             };
+            // The answer stays in `self` until it has come: if this future is dropped, the next call waits for the same
+            // one.
             let (created, listed, content) = (&mut creation.answer).await;
             let (sent, watched) = (creation.sent, creation.watched);
             self.creation = None;
@@ -303,11 +311,12 @@ impl QueueNode {
                     let directory = &self.queue.directory;
                     let made = make_directory(&self.session.client, directory, &config.parent_acl);
                     let made = Box::pin(by_then(until, made)).await;
-                    // No lock is in an empty directory, so that an unknown outcome is none.
+                    // Judged as a read: no lock is in an empty directory, so that an unknown outcome does not matter.
                     made.unwrap_or(Err(Error::Timeout)).map_err(|error| of_read(error, directory))?;
                 }
                 Err(error) => {
                     self.session.end_if_failed(&error);
+                    // A refusal made no node. Any other failure leaves open whether there is one.
                     self.in_doubt = !is_refusal(&error);
                     return Err(of_write(error, &self.queue.directory));
                 }
@@ -316,9 +325,10 @@ impl QueueNode {
         Err(of_write(Error::NoNode, &self.queue.directory))
     }
 
-    /// Finds out what became of a creation whose answer did not come. Adopts the oldest node that this session has, and
-    /// deletes the others: those of a session that ended go when the server pleases.
+    /// Finds out whether a creation whose answer did not come has made a node. Adopts the oldest node that this session
+    /// has, and deletes the others: the servers delete those of an ended session in their own time.
     async fn find(&mut self, until: Instant) -> Result<(), Failure> {
+        // Listed by way of the leader, since the server of this session may lag behind the creation.
         let children = self.session.list(&self.queue.directory, until).await?.unwrap_or_default();
         let own = self.recipe.in_order(&children).into_iter().filter(|name| name.starts_with(&*self.prefix));
         let mut adopted = None;
@@ -340,14 +350,14 @@ impl QueueNode {
         Ok(())
     }
 
-    /// Sends the deletion of the node, ahead of whatever this session sends next.
+    /// Sends the deletion of the node, ahead of all that this session sends next.
     pub(crate) fn send_deletion(&mut self) {
         if let (Some(node), None) = (&self.node, &self.deletion) {
             self.deletion = Some(self.session.requests.delete(&node.path));
         }
     }
 
-    /// Notes that the servers have nothing of it any more.
+    /// Notes that the servers have nothing of the claim any more.
     pub(crate) fn forget(&mut self) {
         (self.node, self.creation, self.deletion, self.in_doubt) = (None, None, None, false);
         (self.replacement, self.downgrade, self.downgrade_unseen) = (None, None, None);
@@ -358,14 +368,15 @@ impl QueueNode {
         let mut withdrawal = Withdrawal::ABSENT;
         self.drop_replacement();
         if self.session.ended().is_some() {
-            // The servers take the nodes away.
+            // The servers delete the nodes of a session that has ended.
             self.forget();
             self.turn.left();
             return Ok(withdrawal);
         }
         loop {
+            // First, since a deletion needs the name of the node.
             self.learn().await?;
-            // Others need not wait for the deletion to send what they have.
+            // Other claims may send requests before the deletion is answered.
             self.turn.asked();
             self.send_deletion();
             if self.deletion.is_none() {
@@ -374,13 +385,16 @@ impl QueueNode {
             if self.deleted().await? {
                 withdrawal = Withdrawal::REMOVED;
             }
+            // There may be another node under the same prefix, which the next `learn` looks for.
             if !self.in_doubt {
                 break;
             }
         }
-        // Not before the own node is gone: what makes a reader's of it may still be on its way.
+        // Not before the own node is gone: the transaction that replaces it by a reader's may still be under way, and
+        // fails from then on.
         if let Some(reader) = self.drop_downgrade() {
-            // Until the deletion is known to be done, whoever drops this or calls it again finds the node.
+            // `downgrade_unseen` stays until the deletion is known to be done, so that a step that is dropped here is
+            // repeated.
             match self.session.requests.delete(&reader).await {
                 Ok(()) => withdrawal = Withdrawal::REMOVED,
                 Err(Error::NoNode) => {}
@@ -395,7 +409,7 @@ impl QueueNode {
         Ok(withdrawal)
     }
 
-    /// The outcome of the deletion: whether there was a node.
+    /// Waits for the deletion, and returns `true` if there was a node.
     async fn deleted(&mut self) -> Result<bool, Failure> {
         let Some(deletion) = &mut self.deletion else { return Ok(false) };
         let deleted = deletion.await;
@@ -405,6 +419,7 @@ impl QueueNode {
                 self.note_gone();
                 true
             }
+            // Removed by an earlier deletion of this claim, if one was sent, and else by another client.
             Err(Error::NoNode) => self.deleted_unseen,
             Err(error) => {
                 self.session.end_if_failed(&error);
@@ -438,7 +453,7 @@ impl QueueNode {
             }
         }
         if self.in_doubt && self.node.is_none() {
-            // Bounded by the caller.
+            // The caller bounds the whole step.
             Box::pin(self.find(Instant::now() + FOREVER)).await?;
         }
         Ok(())

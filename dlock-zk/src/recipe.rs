@@ -1,13 +1,13 @@
-//! The nodes in the queue of a lock: how clients name them. Their order is in `recipe/order.rs`.
+//! The nodes in the queue of a lock, as clients name them. Their order is in `recipe/order.rs`.
 //!
-//! | recipe | who holds it alone | who reads |
+//! | recipe | an exclusive holder | a reader |
 //! |---|---|---|
 //! | mutex | `_c_<uuid>-lock-<sequence>` | `_c_<uuid>-read-lock-<sequence>` |
 //! | read-write lock | `_c_<uuid>-__WRIT__<sequence>` | `_c_<uuid>-__READ__<sequence>` |
 //! | leader latch | `_c_<uuid>-latch-<sequence>` | |
 //!
-//! Who takes permits of a semaphore stands in the queue of a mutex as `_c_<uuid>-permits-<taken>-lock-<sequence>`: see
-//! `semaphore.rs`. What stays taken after its release is a persistent node that has taken the place of its last holder,
+//! A claim for permits of a semaphore has the node `_c_<uuid>-permits-<taken>-lock-<sequence>` in the queue of a mutex:
+//! see `semaphore.rs`. A key that stays taken after its release has a persistent node in the place of its last holder,
 //! `_c_<uuid>-left-<milliseconds>-lock-<sequence>` or `_c_<uuid>-left-<milliseconds>-__WRIT__<sequence>`: see
 //! `left.rs`.
 
@@ -21,19 +21,21 @@ use dlock_core::backend::Mode;
 pub(crate) use self::order::Position;
 
 const PROTECTED: &str = "_c_";
-/// What stands before the number in the nodes of Curator's mutex and of go-zookeeper, and of kazoo.
+/// The marks before the number in the nodes of Curator's mutex and of go-zookeeper, and in those of kazoo.
 const LOCKS: [&str; 2] = ["-lock-", "__lock__"];
-/// The same for readers among them. A client that knows no readers takes them for others that lock.
+/// The mark before the number in the nodes of readers among them. A client that knows no readers takes such a node for
+/// another lock.
 const READER: &str = "-read-lock-";
-/// What stands before how many permits a node takes. A client that knows no permits takes them for a lock, and waits.
+/// The mark before the number of permits that a node takes. A client that knows no permits takes such a node for a
+/// lock, and waits.
 const PERMITS: &str = "-permits-";
-/// What stands before for how long a key stays taken, by a node that nobody owns. Clients that do not know it take it
-/// for a lock, and wait.
+/// The mark before the time for which a key stays taken, by a node that nobody owns. A client that does not know it
+/// takes such a node for a lock, and waits.
 const LEFT: &str = "-left-";
-/// What stands before the number in the nodes of Curator's read-write lock.
+/// The marks before the number in the nodes of Curator's read-write lock.
 const WRITE: &str = "__WRIT__";
 const READ: &str = "__READ__";
-/// What stands before the number in the nodes of Curator's leader latch.
+/// The mark before the number in the nodes of Curator's leader latch.
 const LATCH: &str = "-latch-";
 /// The length of a UUID with its hyphens.
 const UUID: usize = 36;
@@ -71,12 +73,12 @@ enum Kind {
     Reads,
     /// Takes so many permits of a semaphore.
     Takes(u32),
-    /// Nobody's: keeps the key taken for so many milliseconds.
+    /// Has no owner, and keeps the key taken for so many milliseconds.
     Left(u64),
 }
 
 impl Recipe {
-    /// The recipe as a URL names it.
+    /// Returns the recipe that a URL names.
     pub(crate) fn of(name: &str) -> Option<Self> {
         match name {
             "mutex" => Some(Self::Mutex),
@@ -86,10 +88,10 @@ impl Recipe {
         }
     }
 
-    /// What the name of a claim's node begins with: no other claim's does.
+    /// Returns the prefix of the name of a claim's node, which no other claim's node has.
     pub(crate) fn prefix(self, token: &Token, mode: Mode) -> Arc<str> {
         let uuid = uuid(token);
-        // Nobody asks for what the backend says that its recipe has not.
+        // Modes that the backend does not offer with this recipe are not asked for.
         let mark = match (self, mode) {
             (_, Mode::Permits { take, .. }) => {
                 return format!("{PROTECTED}{uuid}{PERMITS}{take}{}", LOCKS[0]).into();
@@ -103,24 +105,26 @@ impl Recipe {
         [PROTECTED, &uuid, mark].concat().into()
     }
 
-    /// Whether there are semaphores.
+    /// Returns `true` if there are semaphores.
     pub(crate) const fn has_permits(self) -> bool {
         matches!(self, Self::Mutex)
     }
 
-    /// Whether a key can stay taken after its release. A participant of an election is somebody who is there.
+    /// Returns `true` if a key can stay taken after its release. With a leader latch it cannot, since each of its
+    /// participants has to be there.
     pub(crate) const fn has_left(self) -> bool {
         !matches!(self, Self::LeaderLatch)
     }
 
-    /// The name of the node that takes the place of `own` in the queue, for so many milliseconds.
+    /// Returns the name of the node that takes the place of `own` in the queue, for so many milliseconds.
     pub(crate) fn left_behind(self, token: &Token, own: &str, millis: u64) -> Option<String> {
+        // Without its hyphen, which is written for both marks.
         let mark = if self == Self::ReadWriteLock { WRITE } else { &LOCKS[0][1..] };
         let (_, number) = own.rsplit_once(mark)?;
         Some(format!("{PROTECTED}{}{LEFT}{millis}-{mark}{number}", uuid(&token.left_behind())))
     }
 
-    /// The name of the reader's node that takes the place of `own`, a writer's.
+    /// Returns the name of the reader's node that takes the place of `own`, a writer's.
     pub(crate) fn downgraded(self, own: &str) -> Option<String> {
         let (mark, reader) = match self {
             Self::Mutex => (LOCKS[0], READER),
@@ -131,32 +135,35 @@ impl Recipe {
         Some(format!("{claim}{reader}{number}"))
     }
 
-    /// For how many milliseconds a node keeps its key taken that nobody owns; `None` for any other.
+    /// Returns for how many milliseconds a node without an owner keeps its key taken; `None` for any other node.
     pub(crate) fn left_for(self, name: &str) -> Option<u64> {
-        match self.place(name)?.kind {
+        match self.parse(name)?.kind {
             Kind::Left(millis) => Some(millis),
             Kind::Locks | Kind::Reads | Kind::Takes(_) => None,
         }
     }
 
-    /// Whether it may be the node of another library, or of an older dlock, which do not know what stays taken.
+    /// Returns `true` if the node may be one of another library, or of an older dlock, which do not know that keys can
+    /// stay taken.
     pub(crate) fn is_strange(name: &str) -> bool {
+        // A UUID of version 8, as `uuid` makes it.
         let uuid = name.strip_prefix(PROTECTED).unwrap_or_default();
         !(uuid.get(13..15) == Some("-8") && uuid.get(18..20) == Some("-8"))
     }
 
-    /// Whether several may read at a time.
+    /// Returns `true` if several clients may read at a time.
     pub(crate) const fn has_readers(self) -> bool {
         !matches!(self, Self::LeaderLatch)
     }
 
-    /// Whether whoever stood behind the first node has the lock once that is deleted. A client of Curator that writes
-    /// may leave a node of the same number behind it, by which it goes on reading.
+    /// Returns `true` if the node behind the first one has the lock once the first one is deleted. In a read-write lock
+    /// it may not: a client of Curator that writes may leave a node of the same number behind it, by which it goes on
+    /// reading.
     pub(crate) const fn passes_on(self) -> bool {
         matches!(self, Self::Mutex | Self::LeaderLatch)
     }
 
-    fn place(self, name: &str) -> Option<ParsedName<'_>> {
+    fn parse(self, name: &str) -> Option<ParsedName<'_>> {
         let (kind, text) = match self {
             Self::Mutex => {
                 let (_, text) = LOCKS.iter().find_map(|mark| name.rsplit_once(mark))?;
@@ -175,34 +182,36 @@ impl Recipe {
         Some(ParsedName { number, kind, name })
     }
 
-    /// The sequence number of a node in a queue, whichever client made it.
+    /// Returns the sequence number of a node in a queue, whichever client made it.
     pub(crate) fn sequence(self, name: &str) -> Option<i64> {
-        self.place(name).map(|place| place.number)
+        self.parse(name).map(|parsed| parsed.number)
     }
 
-    /// Whether it is the node of one that reads.
+    /// Returns `true` if it is the node of a reader.
     pub(crate) fn reads(self, name: &str) -> bool {
-        self.place(name).is_some_and(|place| place.kind == Kind::Reads)
+        self.parse(name).is_some_and(|parsed| parsed.kind == Kind::Reads)
     }
 
-    /// How many permits of a semaphore the node takes; `None` for one of a lock.
+    /// Returns how many permits of a semaphore the node takes; `None` for a node of a lock.
     pub(crate) fn takes(self, name: &str) -> Option<u32> {
-        match self.place(name)?.kind {
+        match self.parse(name)?.kind {
             Kind::Takes(permits) => Some(permits),
             Kind::Locks | Kind::Reads | Kind::Left(_) => None,
         }
     }
 
-    /// Whether the server numbered a node that is in no queue of this recipe: whether it has a lock cannot be told.
+    /// Returns `true` if the server numbered the node, and it is in no queue of this recipe, so that it is not known
+    /// whether it has a lock.
     pub(crate) fn is_foreign(self, name: &str) -> bool {
         let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        // A negative number has its sign among its ten characters.
         let signed = name.as_bytes().iter().rev().nth(digits) == Some(&b'-');
         digits + usize::from(signed) >= DIGITS && digits >= DIGITS - 1 && self.sequence(name).is_none()
     }
 }
 
 impl Kind {
-    /// What a node is by what stands behind its UUID, if nothing else in its name tells.
+    /// Returns the kind of a node by the mark behind its UUID, unless another part of its name decides.
     fn of(name: &str) -> Self {
         let Some(rest) = name.strip_prefix(PROTECTED).and_then(|rest| rest.get(UUID..)) else {
             return Self::Locks;
@@ -218,7 +227,8 @@ impl Kind {
     }
 }
 
-/// A token as Curator names its nodes: a UUID of version 8 (RFC 9562), where Curator draws those of version 4.
+/// Returns a token in the form that Curator has in its nodes: a UUID of version 8 (RFC 9562), where Curator draws those
+/// of version 4.
 fn uuid(token: &Token) -> String {
     let hex = token.to_hex();
     format!("{}-{}-8{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])

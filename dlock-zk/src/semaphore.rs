@@ -1,12 +1,17 @@
-//! Semaphores: how many permits there are, and who has some.
+//! The number of permits of a semaphore, and which nodes have some.
 //!
-//! | what | where |
+//! | number | where |
 //! |---|---|
-//! | how many permits there are | `permits=<number>` in the directory of the key |
-//! | how many a node takes | in its name, see `recipe.rs` |
+//! | permits of the semaphore | `permits=<number>` in the data of the directory of the key |
+//! | permits that a node takes | in its name, see `recipe.rs` |
 //!
-//! Permits are given in the order of the queue: a node has its own once those before it and its own are no more than
-//! there are. So one that wants many is passed by nobody, and whoever stands behind a node that waits waits too.
+//! Permits are given in the order of the queue: a node has its own once those of the nodes before it and its own are no
+//! more than there are. So no node passes one that wants many permits, and all nodes behind a node that waits wait too.
+//!
+//! ```text
+//!  4 permits    takes 2    takes 1    takes 3    takes 1
+//!               Granted    Granted    Next       Behind
+//! ```
 
 use dlock_core::Failure;
 
@@ -14,72 +19,73 @@ use crate::recipe::Recipe;
 
 const PERMITS: &str = "permits=";
 
-/// Where a node stands that takes permits.
+/// The position of a node that takes permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PermitPosition {
-    /// It has its permits.
+    /// The node has its permits.
     Granted {
-        /// Whether others stand behind it, who may have to be woken.
+        /// `true` if others stand behind it, which may have to be woken.
         followed: bool,
     },
-    /// It is the first that waits: for any of those that have permits.
+    /// The node is the first that waits, for any of those that have permits.
     Next {
-        /// One that has permits.
+        /// A node that has permits; the node itself, if it stands in front and takes more than there are.
         first: String,
     },
-    /// It waits behind another one that waits.
+    /// The node waits behind another node that waits.
     Behind {
-        /// One that has permits.
+        /// A node that has permits.
         first: String,
-        /// The one before it.
+        /// The node before it.
         previous: String,
     },
-    /// It is gone.
+    /// The node is gone.
     Missing,
 }
 
-/// Why nobody is given permits.
+/// The reason why no permits are given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unusable {
-    /// One before uses the key as a lock.
+    /// A node before it uses the key as a lock.
     Lock,
-    /// This child was numbered for a recipe that is another one.
+    /// This child was numbered for another recipe.
     Unclear(String),
     /// The directory has run out of numbers.
     Exhausted,
 }
 
 impl PermitPosition {
-    /// Where the node `own` stands among `children`, of a semaphore of so many permits.
+    /// Returns the position of the node `own` among `children`, of a semaphore of so many permits.
     pub(crate) fn of(recipe: Recipe, children: &[String], own: &str, permits: u32) -> Result<Self, Unusable> {
         if !children.iter().any(|name| name == own) {
             return Ok(Self::Missing);
         }
+        // Both come first: without an order, or with nodes of another recipe, no position is known.
         if recipe.has_no_order(own) {
             return Err(Unusable::Exhausted);
         }
         if let Some(foreign) = children.iter().find(|name| recipe.is_foreign(name)) {
             return Err(Unusable::Unclear(foreign.clone()));
         }
-        let line = recipe.in_order(children);
-        let at = line.iter().position(|name| *name == own).unwrap_or(line.len());
-        if line[..at].iter().any(|name| recipe.takes(name).is_none()) {
+        let queue = recipe.in_order(children);
+        let at = queue.iter().position(|name| *name == own).unwrap_or(queue.len());
+        if queue[..at].iter().any(|name| recipe.takes(name).is_none()) {
             return Err(Unusable::Lock);
         }
-        let has = holding(recipe, &line, permits);
-        Ok(match (line.first(), at.checked_sub(1).and_then(|before| line.get(before))) {
-            _ if at < has => Self::Granted { followed: line.len() > at + 1 },
+        let has = holding(recipe, &queue, permits);
+        Ok(match (queue.first(), at.checked_sub(1).and_then(|before| queue.get(before))) {
+            _ if at < has => Self::Granted { followed: queue.len() > at + 1 },
             (Some(first), Some(_)) if at == has => Self::Next { first: (*first).to_owned() },
             (Some(first), Some(previous)) => {
                 Self::Behind { first: (*first).to_owned(), previous: (*previous).to_owned() }
             }
-            // It takes more than there are, and waits for an operator to change the number.
+            // The node takes more permits than there are, and waits for an operator to change the number.
             _ => Self::Next { first: own.to_owned() },
         })
     }
 }
 
-/// How many of the nodes of a queue, in its order, have their permits.
+/// Returns how many of the nodes of a queue, in its order, have their permits.
 pub(crate) fn holding(recipe: Recipe, in_order: &[&str], permits: u32) -> usize {
     let mut left = permits;
     in_order
@@ -94,17 +100,17 @@ pub(crate) fn holding(recipe: Recipe, in_order: &[&str], permits: u32) -> usize 
         .count()
 }
 
-/// What is in the directory of a semaphore of so many permits.
+/// Returns the data of the directory of a semaphore of so many permits.
 pub(crate) fn content(permits: u32) -> String {
     format!("{PERMITS}{permits}")
 }
 
-/// How many permits the semaphore of a directory with this content has; `None` where it is not known as one.
+/// Returns how many permits the semaphore of a directory with this data has, or `None` if it is not known to be one.
 pub(crate) fn permits(content: &[u8]) -> Option<u32> {
     std::str::from_utf8(content).ok()?.strip_prefix(PERMITS)?.parse().ok().filter(|permits| *permits > 0)
 }
 
-/// The failure of a claim for permits of a directory that has what is no semaphore's.
+/// Returns the failure of a claim for permits, of a directory whose data is not that of a semaphore.
 pub(crate) fn strange(directory: &str) -> Failure {
     Failure::invalid_config(format!(
         "{directory} has data that dlock did not write, so that it cannot keep the number of permits there: use another \
@@ -126,19 +132,19 @@ mod tests {
 
     #[test]
     fn permits_are_given_in_the_order_of_the_queue() {
-        let line = [node('a', 2, 1), node('b', 1, 2), node('c', 3, 3), node('d', 1, 4)];
-        let mut children = line.to_vec();
+        let queue = [node('a', 2, 1), node('b', 1, 2), node('c', 3, 3), node('d', 1, 4)];
+        let mut children = queue.to_vec();
         children.reverse();
-        let first = line[0].clone();
-        assert_eq!(place(&children, &line[0], 4), Ok(PermitPosition::Granted { followed: true }));
-        assert_eq!(place(&children, &line[1], 4), Ok(PermitPosition::Granted { followed: true }));
-        assert_eq!(place(&children, &line[2], 4), Ok(PermitPosition::Next { first: first.clone() }));
+        let first = queue[0].clone();
+        assert_eq!(place(&children, &queue[0], 4), Ok(PermitPosition::Granted { followed: true }));
+        assert_eq!(place(&children, &queue[1], 4), Ok(PermitPosition::Granted { followed: true }));
+        assert_eq!(place(&children, &queue[2], 4), Ok(PermitPosition::Next { first: first.clone() }));
         assert_eq!(
-            place(&children, &line[3], 4),
-            Ok(PermitPosition::Behind { first, previous: line[2].clone() })
+            place(&children, &queue[3], 4),
+            Ok(PermitPosition::Behind { first, previous: queue[2].clone() })
         );
-        assert_eq!(place(&children[..1], &line[3], 4), Ok(PermitPosition::Granted { followed: false }));
-        assert_eq!(place(&children[1..], &line[3], 4), Ok(PermitPosition::Missing));
+        assert_eq!(place(&children[..1], &queue[3], 4), Ok(PermitPosition::Granted { followed: false }));
+        assert_eq!(place(&children[1..], &queue[3], 4), Ok(PermitPosition::Missing));
     }
 
     #[test]

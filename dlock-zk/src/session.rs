@@ -1,8 +1,8 @@
 //! One session with the servers, and the locks that it keeps.
 //!
-//! A session is driven on dlock's own thread, so that a blocked or finished runtime of the user's does not let it
-//! expire. The local deadline of a lock counts from the last [proof of life](proof): the send of a write that a
-//! majority has.
+//! A session is driven on dlock's own thread, so that it does not expire when the user's runtime is blocked or has
+//! ended. The local deadline of a lock counts from the last [proof of life](proof): the send of a write that a majority
+//! has confirmed.
 //!
 //! The [`Connection`] of a session:
 //!
@@ -66,33 +66,33 @@ use crate::config::Config;
 use crate::error::of_write;
 use crate::wire::read;
 
-/// Why a session is over that its client library did not end.
+/// The cause that is reported when the client library failed without ending the session.
 const FAILED: &str = "the client library failed";
 
-/// A session that was opened. It is closed when the last share of it is dropped.
+/// An open session. It is closed when the last reference to it is dropped.
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) driver: Arc<Driver>,
-    /// What the server calls it.
+    /// The id that the servers gave to the session.
     pub(crate) id: i64,
     pub(crate) clock: Clock,
     pub(crate) requests: Requests,
     pub(crate) watches: Watches,
     timeout: Duration,
     proof: ProofNode,
-    /// A proof of life that is under way, for whoever wants one.
+    /// A proof of life that is under way, shared by all claims that need one at the moment.
     proving: Mutex<Option<watch::Receiver<Proven>>>,
     kept: Mutex<Kept>,
-    /// Held while signals are given, so that they are given in the order of their causes.
+    /// Held while signals are sent, so that they are sent in the order of their causes.
     signalling: Mutex<()>,
     wake: Arc<Notify>,
-    /// Ends the task that attends to the session.
+    /// Ends the task that attends to the session, by being dropped.
     _attended: oneshot::Sender<()>,
 }
 
 impl Session {
-    /// Takes over the client of a session that was asked for at `opened`; it is attended to until `attended` is
-    /// dropped.
+    /// Takes over the client of a session that was requested at `opened`. The session is attended to until `attended`
+    /// is dropped.
     fn new(driven: Driven, opened: Timestamp, config: &Config, attended: oneshot::Sender<()>) -> Self {
         let Driven { client, driver } = driven;
         let id = client.session_id().0;
@@ -113,38 +113,40 @@ impl Session {
         }
     }
 
-    /// What the servers granted.
+    /// Returns the session timeout that the servers granted.
     pub(crate) const fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// How long a lock counts as held after a proof of life.
+    /// Returns how long a lock counts as held after a proof of life.
     ///
-    /// The servers let the session live for its whole timeout after they last heard of it. The third between is for
-    /// what a leader hears late of a session on another server, which is half a tick, a quarter of the timeout at the
-    /// most, and for clocks that run at unlike rates.
+    /// The servers let the session live for its whole timeout after they last heard of it. The remaining third covers
+    /// two things: a leader learns of a session on another server up to half a tick late, which is a quarter of the
+    /// timeout at the most, and clocks run at different rates.
     pub(crate) fn trusted_for(&self) -> Duration {
         self.timeout * 2 / 3
     }
 
-    /// Why the session is over, if it is.
+    /// Returns why the session has ended, or `None` while it lives.
     pub(crate) fn ended(&self) -> Option<&'static str> {
         if let Connection::Ended(cause) = self.kept.lock().state {
             return Some(cause);
         }
+        // Asked of the library and of the driver too, since the attending task may not have noted the end yet.
         cause_of_end(self.client.state()).or_else(|| self.driver.has_ended().then_some(FAILED))
     }
 
-    /// How often the connection was lost; `None` while it is.
+    /// Returns how often the connection was lost, or `None` while it is noted as lost.
     pub(crate) fn losses(&self) -> Option<u64> {
         let kept = self.kept.lock();
         (kept.state == Connection::Up).then(|| self.driver.losses())
     }
 
-    /// Waits until a request would be sent at once. The client library queues requests while it has no connection, and
-    /// nobody could tell then whether they will be carried out.
+    /// Waits until a request would be sent at once. While there is no connection, the client library queues requests,
+    /// and it could not be known whether they will be carried out.
     pub(crate) async fn connected(&self, until: Instant) -> Result<(), Failure> {
         if self.client.state() == SessionState::SyncConnected {
+            // Noted before the caller goes on: a lock that it gets over this connection is not suspect.
             self.note_connection();
             return Ok(());
         }
@@ -152,6 +154,7 @@ impl Session {
     }
 
     async fn connected_again(&self, until: Instant) -> Result<(), Failure> {
+        // The watcher comes first, so that a change after the state was read is not missed.
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
         loop {
@@ -165,6 +168,7 @@ impl Session {
             let changed = async {
                 tokio::select! {
                     state = states.changed() => Ok(state),
+                    // A client library that panicked reports no further state.
                     () = self.driver.until_ended() => Err(Failure::unavailable(FAILED)),
                 }
             };
@@ -175,10 +179,11 @@ impl Session {
         }
     }
 
-    /// The names in `directory`, by way of the leader, so that they are no older than the call. `None` when it is
-    /// missing.
+    /// Returns the names in `directory`, or `None` if it is missing. The answer comes by way of the leader, so that the
+    /// names are no older than the call.
     pub(crate) async fn list(&self, directory: &str, until: Instant) -> Result<Option<Vec<String>>, Failure> {
-        // Sent together; the session keeps their order.
+        // The `sync` has the server catch up with the leader before it lists. Both are sent together; the session keeps
+        // their order.
         let (synced, listed) = (self.client.sync(directory), self.client.list_children(directory));
         read(directory, until, async {
             match synced.await {
@@ -192,7 +197,7 @@ impl Session {
         .await
     }
 
-    /// Deletes a node that may be there.
+    /// Deletes a node. A node that is missing is no failure.
     pub(crate) async fn delete(&self, path: &Arc<str>, until: Instant) -> Result<(), Failure> {
         match by_then(until, self.requests.delete(path)).await {
             Some(Ok(()) | Err(Error::NoNode)) => Ok(()),
@@ -201,7 +206,7 @@ impl Session {
         }
     }
 
-    /// Notes what became of the connection.
+    /// Notes the state of the connection, as the client library reports it.
     fn note(&self, state: SessionState) {
         self.change_to(match (cause_of_end(state), state) {
             (Some(cause), _) => Connection::Ended(cause),
@@ -210,11 +215,11 @@ impl Session {
         });
     }
 
-    /// Notes that the connection is back before whoever attends to the session does: a lock that is had over it is not
-    /// suspect.
+    /// Notes that the connection is back before the attending task does so, so that a lock granted over it does not
+    /// count as suspect.
     fn note_connection(&self) {
         let mut kept = self.kept.lock();
-        // Asked here, so that no later loss is noted already.
+        // The state is read under the mutex, so that it cannot replace a later loss that is noted already.
         if kept.state == Connection::Down && self.client.state() == SessionState::SyncConnected {
             kept.state = Connection::Up;
         }
@@ -223,17 +228,20 @@ impl Session {
     fn change_to(&self, now: Connection) {
         let signalling = self.signalling.lock();
         let mut kept = self.kept.lock();
+        // `Ended` is final, although the client library may report other states after it.
         if matches!(kept.state, Connection::Ended(_)) {
             return;
         }
         kept.state = now;
         let losses = self.driver.losses();
         let mut signals = Vec::new();
-        // A connection that is back at once was lost all the same.
+        // `Up` may hide a loss: a connection that was lost and restored at once is reported as `Up` only. The loss
+        // concerns the locks for which fewer losses are noted than were counted.
         for lock in kept.locks.values_mut().filter(|lock| now != Connection::Up || lock.losses < losses) {
             (lock.losses, lock.suspect) = (losses, true);
             signals.push(lock.signal.clone());
         }
+        // Sent without the mutex of `kept`; `signalling` keeps their order.
         drop(kept);
         for signal in signals {
             match now {
@@ -244,30 +252,31 @@ impl Session {
         drop(signalling);
     }
 
-    /// Ends the session when the client library has failed: nothing that is asked of it would be answered.
+    /// Ends the session if the client library has failed, since nothing that is asked of it would be answered.
     pub(crate) fn end_if_failed(&self, error: &Error) {
         if let Error::UnexpectedError(_) = error {
             self.change_to(Connection::Ended(FAILED));
         }
     }
 
-    /// Notes that nothing drives the session any more.
+    /// Notes that the session is no longer driven.
     fn note_end(&self) {
         self.change_to(Connection::Ended(self.ended().unwrap_or(FAILED)));
     }
 
-    /// Somebody wants the lock.
+    /// Signals that another client asks for the release of the lock.
     fn release_requested(&self, number: u64) {
+        // Cloned, so that it is sent without the mutex.
         let signal = self.kept.lock().locks.get(&number).map(|lock| lock.signal.clone());
         if let Some(signal) = signal {
             signal.release_requested();
         }
     }
 
-    /// The node of a lock is gone.
+    /// Notes that the node of a lock is gone, and signals its loss.
     fn lose_deleted(&self, number: u64, path: &str) {
         match self.kept.lock().locks.get_mut(&number) {
-            // It has another one, or is about to.
+            // The lock has another node by now, or is being moved to one.
             Some(lock) if lock.moves.is_some() || *lock.path != *path => return,
             Some(lock) => lock.gone = true,
             None => {}

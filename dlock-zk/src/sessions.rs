@@ -1,4 +1,4 @@
-//! The current session of a backend: opened when it is needed, and again when it has ended.
+//! The current session of a backend. It is opened when it is needed, and again when it has ended.
 //!
 //! | `Slot` | what `get` does |
 //! |---|---|
@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::queue::Queues;
 use crate::session::{NotOpened, Session};
 
-/// For how long no session is opened after a failure to open one.
+/// The time for which no session is opened after a failure to open one.
 const FAILURE_STANDS: Duration = Duration::from_millis(100);
 
 type Opened = Option<Result<Arc<Session>, NotOpened>>;
@@ -36,16 +36,16 @@ pub(crate) struct Sessions {
     slot: Mutex<Slot>,
     /// The queues outlive the sessions, so that waiters of this process keep their order.
     pub(crate) queues: Queues,
-    /// What this process left in queues.
+    /// The nodes that this process left in queues.
     leftovers: Leftovers,
 }
 
 enum Slot {
     None,
-    /// One is being opened; all callers wait for it.
+    /// A session is being opened; all callers wait for it.
     Opening(watch::Receiver<Opened>),
     Open(Arc<Session>),
-    /// None could be opened, at this time.
+    /// No session could be opened, at this time.
     Failed(NotOpened, Instant),
     Closed,
 }
@@ -64,7 +64,7 @@ impl Sessions {
         &self.config
     }
 
-    /// The session, if one is open.
+    /// Returns the session, if one is open.
     pub(crate) fn current(&self) -> Result<Option<Arc<Session>>, Failure> {
         fork::refuse_in_child()?;
         Ok(match &*self.slot.lock() {
@@ -73,7 +73,7 @@ impl Sessions {
         })
     }
 
-    /// The session, opened by `until` if need be. Opening one goes on when nobody waits for it any more.
+    /// Returns the session, opened by `until` if need be. The opening goes on if all its callers are gone.
     pub(crate) async fn get(self: &Arc<Self>, until: Instant) -> Result<Arc<Session>, Failure> {
         match self.start()? {
             Ok(session) => Ok(session),
@@ -99,26 +99,29 @@ impl Sessions {
         }
     }
 
-    /// The session, or the one that is being opened.
+    /// Returns the session, or the one that is being opened.
     fn start(self: &Arc<Self>) -> Result<Result<Arc<Session>, watch::Receiver<Opened>>, Failure> {
-        // What the parent has open is answered in the parent.
+        // A child made by `fork` cannot use the session of its parent, whose answers arrive in the parent.
         fork::refuse_in_child()?;
         let mut slot = self.slot.lock();
         match &*slot {
             Slot::Open(session) if session.ended().is_none() => return Ok(Ok(Arc::clone(session))),
             Slot::Opening(opening) if opening.has_changed().is_ok() => return Ok(Err(opening.clone())),
             Slot::Closed => return Err(Failure::new(ErrorKind::Closed, "the connection was closed")),
-            // Many may ask, each again and again.
+            // Many claims may ask, each again and again.
             Slot::Failed(reason, when) if when.elapsed() < FAILURE_STANDS => {
                 return Err(reason.failure(&self.config.servers));
             }
-            // Whoever was opening one is gone, as after a panic.
+            // An opening whose task is gone, as after a panic, is begun anew.
             Slot::Opening(_) | Slot::Open(_) | Slot::Failed(..) | Slot::None => {}
         }
+        // Noted before the first session, so that a child made while it is opened is refused too.
         fork::opens_in_this_process();
-        let (tell, opening) = watch::channel(None);
+        let (sender, opening) = watch::channel(None);
         let sessions = Arc::clone(self);
         keeper::runtime()?.spawn(async move {
+            // Before the first request, since it counts as the first proof of life: the servers count from a later
+            // moment.
             let sent = Clock::system().now();
             let opened = guard_opening(sessions.config.open_session()).await.unwrap_or_else(|panic| {
                 let panic = zookeeper::Error::UnexpectedError(panic.message().to_owned());
@@ -126,6 +129,7 @@ impl Sessions {
             });
             let opened = opened.map(|driven| Session::start(driven, sent, &sessions.config));
             let mut slot = sessions.slot.lock();
+            // A backend that was closed meanwhile stays so; the session ends with the last caller that waits for it.
             if !matches!(*slot, Slot::Closed) {
                 *slot = match &opened {
                     Ok(session) => Slot::Open(Arc::clone(session)),
@@ -133,14 +137,16 @@ impl Sessions {
                 };
             }
             drop(slot);
-            tell.send_replace(Some(opened));
+            sender.send_replace(Some(opened));
         });
+        // Still under the mutex: the task cannot store its outcome before this.
         *slot = Slot::Opening(opening.clone());
         Ok(Err(opening))
     }
 
-    /// Opens no session from now on. The current one is closed once no lock needs it.
+    /// Closes the backend: no session is opened from now on. The current one ends once no lock needs it.
     pub(crate) fn close(&self) {
+        // Dropped without the mutex, since the last reference to a session closes it.
         let slot = std::mem::replace(&mut *self.slot.lock(), Slot::Closed);
         drop(slot);
     }
@@ -162,7 +168,7 @@ mod tests {
     async fn a_session_whose_opener_is_gone_is_opened_anew() {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let sessions = Sessions::new(ZooKeeperBuilder::new(&format!("zk://{nobody}")).check().unwrap());
-        // As after a panic of whoever was opening it.
+        // As after a panic of the task that was opening it.
         let (opener, opening) = watch::channel(None);
         *sessions.slot.lock() = Slot::Opening(opening);
         drop(opener);

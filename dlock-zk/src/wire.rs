@@ -12,18 +12,18 @@ use zookeeper::{Acl, Acls, Client, CreateMode, Error, EventType, OneshotWatcher}
 
 use crate::error::of_read;
 
-/// How long a request may take that belongs to no claim.
+/// The time that a request may take that belongs to no claim.
 const QUESTION: Duration = Duration::from_secs(5);
 
 /// The answer to a request, kept beyond the step that sent it.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Returns by when such a request is to be answered.
+/// Returns the time by which such a request is to be answered.
 pub(crate) fn in_time() -> Instant {
     Instant::now() + QUESTION
 }
 
-/// Waits until `until` for the answer to a request that changes nothing. `None` when there is no such node.
+/// Waits until `until` for the answer to a request that changes nothing. Returns `None` if there is no such node.
 pub(crate) async fn read<T>(
     path: &str,
     until: Instant,
@@ -37,7 +37,7 @@ pub(crate) async fn read<T>(
     }
 }
 
-/// Waits for the event of a watcher. A watcher panics when the client library did: the session is over then.
+/// Waits for the event of a watcher. A watcher panics if the client library did: the session is over then.
 pub(crate) fn event(watcher: OneshotWatcher) -> Answer<EventType> {
     let mut changed = Box::pin(watcher.changed());
     Box::pin(std::future::poll_fn(move |context| {
@@ -47,7 +47,7 @@ pub(crate) fn event(watcher: OneshotWatcher) -> Answer<EventType> {
 }
 
 /// Makes a directory and those above it, where they are missing: as containers, which servers delete when they are
-/// empty.
+/// empty, or as persistent nodes if the server has no containers.
 pub(crate) async fn make_directory(client: &Client, directory: &str, acl: &[Acl]) -> Result<(), Error> {
     let make = async |mode: CreateMode| client.mkdir(directory, &mode.with_acls(Acls::new(acl))).await;
     match make(CreateMode::Container).await {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use dlock_core::{Quorum, Result};
+use dlock_core::Result;
+use dlock_quorum::Quorum;
 use dlock_rig::servers::ServerError;
 use dlock_rig::servers::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_testkit::conformance::{self, Arguments, Harness, Trial};

@@ -5,10 +5,13 @@
 //! A *claim* has one token. It attempts until it is granted; an attempt that finds its own token on the server adopts
 //! the lock and extends it; an attempt without an answer is made again under the same token. The holder believes until
 //! the send of the first attempt that may have taken effect, plus the lease, minus a margin; a confirmed renewal moves
-//! that to the send of the renewal. What ends a claim, or a hold, withdraws by token. See
-//! `dlock-core/src/engine/acquire.rs`, `hold.rs` (`new`, `confirm`) and `keeper.rs` beside it (renewals, withdrawals),
-//! and for the server's part `dlock-core/src/backends/memory.rs`, `dlock-redis/src/scripts/lock.lua` and the statements
-//! of `dlock-sql`. The server's part is compared with `Memory`, step by step, in `tests/conformance.rs`.
+//! that to the send of the renewal. What ends a claim, or a hold, withdraws by token.
+//!
+//! What a client decides is not modelled: it is the engine's code, `dlock-core/src/engine/acquire/decide.rs`,
+//! `acquire/unsettled.rs` and `hold/lease.rs`, which the model calls by way of [`engine`]. Modelled are the times at
+//! which it acts, the network, and the server. For the server's part see `dlock-core/src/backends/memory.rs`,
+//! `dlock-redis/src/scripts/lock.lua` and the statements of `dlock-sql`. It is compared with `Memory`, step by step, in
+//! `tests/conformance.rs`.
 //!
 //! # Assumptions, each of which can be dropped
 //!
@@ -22,6 +25,7 @@
 //! difference. Each client makes one or two claims with two attempts each, and has two requests on their way. Renewals,
 //! withdrawals, writes, losses and time are not bounded.
 
+mod engine;
 mod steps;
 
 use stateright::{Model, Property};
@@ -35,9 +39,6 @@ pub struct Lease {
     pub attempts: u8,
     /// Length of the lease on the server, in ticks of its clock.
     pub lease: u8,
-    /// What a holder takes off, in ticks of its own clock. The bound on the drift is one tick in as many as the lease
-    /// has.
-    pub margin: u8,
     /// Requests of one client that can be on their way at a time.
     pub in_flight: usize,
     /// What is assumed.
@@ -95,7 +96,7 @@ impl Lease {
     /// Two clients with a claim each, and two requests of each on their way at a time; the size of the tests.
     #[must_use]
     pub fn small(rules: Rules) -> Self {
-        Self { claims: vec![1, 1], attempts: 2, lease: 3, margin: 1, in_flight: 2, rules }
+        Self { claims: vec![1, 1], attempts: 2, lease: 3, in_flight: 2, rules }
     }
 
     /// The same, where one of them comes back for another claim.
@@ -382,7 +383,7 @@ impl Model for Lease {
                 }
                 Phase::Trying { attempts, .. } if client.awaited.is_none() => {
                     actions.push(Action::GiveUp(id));
-                    if free && attempts > 0 {
+                    if free && attempts > 0 && engine::asks_again() {
                         actions.push(Action::AttemptAgain(id));
                     }
                 }
@@ -443,13 +444,13 @@ impl Model for Lease {
             Action::Begin(id) => {
                 let client = &mut state.clients[usize::from(id)];
                 client.token += 1;
-                client.phase = Phase::Trying { first: Some(0), attempts: self.attempts - 1 };
+                client.phase = Phase::Trying { first: engine::attempt(None), attempts: self.attempts - 1 };
                 client.since_slip = self.lease;
                 state.send(id, What::Attempt, true);
             }
             Action::AttemptAgain(id) => {
                 if let Phase::Trying { first, attempts } = &mut state.clients[usize::from(id)].phase {
-                    first.get_or_insert(0);
+                    *first = engine::attempt(*first);
                     *attempts -= 1;
                 }
                 state.send(id, What::Attempt, true);

@@ -7,7 +7,7 @@
 //! node that restarts has forgotten its votes. So every vote is followed by a look for a mark, which is lost with the
 //! votes: the vote counts only if the mark is as old as the longest lease. Who finds none leaves one. A round that
 //! fails is withdrawn, and its token is never used again. A renewal counts when a majority confirms it whose votes
-//! count. See `dlock-core/src/backends/quorum/claim.rs` (`poll_nodes`, `prepare`, `renew`), `vote.rs`
+//! count. See `dlock-quorum/src/claim.rs` (`poll_nodes`, `prepare`, `renew`), `vote.rs`
 //! (`attempt_and_check`, `renew`) and `node.rs` (`remembers`).
 //!
 //! # Assumptions, each of which can be dropped

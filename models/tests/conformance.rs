@@ -163,7 +163,7 @@ async fn walk(model: &Lease, seed: u64, steps: usize) -> Result<usize, String> {
 }
 
 fn walks(rules: Rules, count: u64) -> Result<usize, String> {
-    let model = Lease { claims: vec![4, 3, 3], attempts: 3, lease: 4, margin: 1, in_flight: 3, rules };
+    let model = Lease { claims: vec![4, 3, 3], attempts: 3, lease: 4, in_flight: 3, rules };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut grants = 0;

@@ -1,4 +1,4 @@
-//! What `#[leader]` expands to calls of, and what a body sees of what it holds.
+//! The code that `#[leader]` expands to calls of, and the view of a body on its lock.
 
 use dlock_core::{Campaign, Eligibility, Held, Result, Term};
 

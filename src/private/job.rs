@@ -1,4 +1,4 @@
-//! What `#[once]` expands to calls of.
+//! The code that `#[once]` expands to calls of.
 
 use std::time::Duration;
 
@@ -16,31 +16,31 @@ pub struct Job {
     on_crash: OnCrash,
 }
 
-/// What a function returns whose body is a job.
+/// The return type of a function whose body is a job.
 #[diagnostic::on_unimplemented(
     message = "a job returns a `Result` whose error can carry a failure of the lock, and this is `{Self}`",
     label = "no `Result<_, E>` with `E: From<dlock::Error>`",
     note = "write `Result<(), dlock::Error>`, or an error of your own with `impl From<dlock::Error>`"
 )]
 pub trait JobOutput {
-    /// What the job returns.
+    /// The value that the job returns.
     type Value;
-    /// How it fails.
+    /// The error that the job returns.
     type Error: From<Error>;
-    /// What its callers get.
+    /// The type that callers of the function get.
     type Outcome: FromOutcome<Self::Value, Self::Error>;
 
-    /// This as a `Result`.
+    /// Returns this value as a `Result`.
     ///
     /// # Errors
     ///
-    /// Its own.
+    /// The error of this value.
     fn into_result(self) -> Result<Self::Value, Self::Error>;
 }
 
-/// Made of a result that an outcome is in.
+/// A type that is made of a result with an outcome in it.
 pub trait FromOutcome<T, E> {
-    /// Makes it.
+    /// Makes the value.
     fn of(outcome: Result<Outcome<T>, E>) -> Self;
 }
 
@@ -86,7 +86,7 @@ impl Job {
         self
     }
 
-    /// Runs the body, if nobody else did.
+    /// Runs the body, unless another process ran it in this window.
     ///
     /// # Cancel safety
     ///

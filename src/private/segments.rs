@@ -1,4 +1,4 @@
-//! A body in one segment of a key after the other.
+//! A body that runs in one segment of a key after the other.
 
 use std::pin::Pin;
 
@@ -31,8 +31,8 @@ impl Segments {
         Box::pin(async move { self.inner()?.enter().await })
     }
 
-    /// Runs the body in the segment that is taken; `None` when the body said that it is exhausted. Otherwise the
-    /// segment stays taken until [`leave`](Self::leave).
+    /// Runs the body in the segment that is taken. Returns `None` if the body said that the segment is exhausted.
+    /// Otherwise the segment stays taken until [`leave`](Self::leave).
     ///
     /// # Errors
     ///

@@ -19,15 +19,20 @@ const DRIVERS: &[(&str, &[&str])] = &[
 /// Crates that no build without a backend may contain.
 const SHARED_DRIVERS: &[&str] = &["dlock-sql", "sqlx", "sqlx-core"];
 
+/// Crates of features that are no backend, which no build without these features may contain.
+const ON_REQUEST: &[&str] = &["dlock-quorum", "opentelemetry", "tracing-opentelemetry"];
+
 /// Features that are no backend.
 const OTHER_FEATURES: &[&str] = &[
     "macros",
     "mysql-tls",
     "otel",
     "postgres-tls",
+    "quorum",
     "redis-credentials",
     "redis-tls",
     "serde",
+    "sql-tx",
     "zk-sasl",
     "zk-tls",
 ];
@@ -61,7 +66,7 @@ pub(crate) fn features() -> Result<Vec<String>> {
 pub(crate) fn are_separate() -> Result<()> {
     let backends = features()?;
     let bare = crates(&[])?;
-    let drivers = DRIVERS.iter().flat_map(|(_, crates)| *crates).chain(SHARED_DRIVERS);
+    let drivers = DRIVERS.iter().flat_map(|(_, crates)| *crates).chain(SHARED_DRIVERS).chain(ON_REQUEST);
     if let Some(driver) = drivers.into_iter().find(|driver| bare.iter().any(|name| name == *driver)) {
         bail!("a build of dlock with its default features contains {driver}");
     }
@@ -78,6 +83,9 @@ pub(crate) fn are_separate() -> Result<()> {
                     "a build with only the feature `{backend}` contains a driver of `{other}` ({crates:?})"
                 );
             }
+        }
+        if let Some(optional) = ON_REQUEST.iter().find(|name| found.iter().any(|of| of == *name)) {
+            bail!("a build with only the feature `{backend}` contains {optional}");
         }
         println!("{backend}: {} crates, no driver of another backend", found.len());
     }

@@ -129,7 +129,7 @@ const SUITES: &[Suite] = &[
         targets: &["conformance"],
         always: Share::Part(&["--skip", "quorum-of-5::", "--skip", "batch_of_one::", "--skip", "prefix::"]),
         changed: Share::Whole,
-        tests: &["dlock-core/src/backends/", "tests/conformance.rs"],
+        tests: &["dlock-core/src/backends/", "dlock-quorum/", "tests/conformance.rs"],
         more: 15,
     },
     Suite {

@@ -47,7 +47,7 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
         // What needs no C compiler of that platform.
         steps.push(Step::new(format!("compiles for {target}"), move || {
             cargo(["check", "--quiet", "--package", backends::FACADE, "--no-default-features"])
-                .args(["--features", "macros,otel,redis,zk", "--target", target])
+                .args(["--features", "macros,otel,quorum,redis,zk", "--target", target])
                 .run()
         }));
     }

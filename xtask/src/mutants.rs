@@ -22,7 +22,10 @@ const LEFT_OUT: [&str; 2] = ["--exclude", "**/tests/schedules/**"];
 
 /// Whose tests are asked, one judge after the other: the second one only for what the first did not notice, since most
 /// mutants are noticed by the tests of the engine itself, which are compiled in half of the time.
-const JUDGES: [&[&str]; 2] = [&["dlock-core"], &["dlock-sdk", "dlock-sim"]];
+const JUDGES: [&[&str]; 2] = [&["dlock-core", "dlock-quorum"], &["dlock-sdk", "dlock-sim"]];
+
+/// What is broken: the engine, and the backend that is made of others.
+const BROKEN: [&str; 4] = ["--package", "dlock-core", "--package", "dlock-quorum"];
 
 /// How long the tests may take with a mutant, in seconds: one for which something waits for ever is noticed.
 const TIMEOUT: &str = "600";
@@ -52,7 +55,7 @@ impl Options {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Code {
-    /// The engine, by its tests, the conformance suite and a short simulation
+    /// The engine and quorums, by their tests, the conformance suite and a short simulation
     #[value(name = "dlock-core")]
     Core,
     /// The scripts of dlock-redis, by its tests
@@ -107,7 +110,7 @@ fn pick<T: Hash>(mut mutants: Vec<T>, day: &str, most: usize) -> Vec<T> {
 
 fn core(day: &str, most: usize) -> Result<Verdict> {
     needs::install(needs::MUTANTS)?;
-    let listed = cargo(["mutants", "--list", "--package", "dlock-core"]).args(LEFT_OUT).read()?;
+    let listed = cargo(["mutants", "--list"]).args(BROKEN).args(LEFT_OUT).read()?;
     let mut open: Vec<String> = pick(listed.lines().map(str::to_owned).collect(), day, most);
     println!("{} of {} mutants", open.len(), listed.lines().count());
     let mut noticed = 0;
@@ -132,7 +135,7 @@ fn judged_by(packages: &[&str], mutants: &[String]) -> Result<Verdict> {
         tests.extend(["--test".to_owned(), name]);
     }
     let features: &[&str] = if packages.contains(&"dlock-core") {
-        &["--features", "otel"]
+        &["--features", "dlock-core/otel"]
     } else {
         &["--features", "dlock-sdk/sqlite"]
     };
@@ -144,7 +147,8 @@ fn judged_by(packages: &[&str], mutants: &[String]) -> Result<Verdict> {
         .env("CARGO_TARGET_DIR", &build)
         .run()?;
     // What the tests notice is a failure of cargo-mutants unless it is all.
-    let ended = cargo(["mutants", "--package", "dlock-core", "--baseline", "skip", "--timeout", TIMEOUT])
+    let ended = cargo(["mutants", "--baseline", "skip", "--timeout", TIMEOUT])
+        .args(BROKEN)
         .args(LEFT_OUT)
         .args(["--caught", "--unviable", "--output", &*area.display().to_string()])
         .args(features)

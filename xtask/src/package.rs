@@ -12,6 +12,7 @@ use crate::run::{Step, cargo, program, root};
 pub(crate) const PUBLISHED: &[&str] = &[
     "dlock-core",
     "dlock-macros",
+    "dlock-quorum",
     "dlock-redis",
     "dlock-sql",
     "dlock-zk",

@@ -33,10 +33,11 @@ const BANNED_IN_MESSAGES: [&str; 5] = ["makes no sense", "tells of", "told of", 
 const NO_VERBS: [&str; 9] = ["This", "As", "Its", "His", "Was", "Those", "Others", "Whatever", "Always"];
 
 /// The crates that users and authors of backends read the documentation of.
-const PUBLISHED: [&str; 8] = [
+const PUBLISHED: [&str; 9] = [
     "src/",
     "dlock-core/src/",
     "dlock-macros/src/",
+    "dlock-quorum/src/",
     "dlock-redis/src/",
     "dlock-sql/src/",
     "dlock-testkit/src/",

@@ -11,9 +11,9 @@ use dlock::Baton;
 use crate::run::warn;
 use crate::trouble::Trouble;
 
-/// The most that is read of a file.
+/// The most bytes that are read of a file.
 const LONGEST: u64 = 64 * 1024;
-/// What a file holds until its baton is written: blanks, at least as many as the longest text.
+/// The content of a file until its baton is written: blanks, at least as many as the longest text.
 const ROOM: [u8; 2048] = [b' '; 2048];
 
 /// A baton, and the file that it was read from.
@@ -38,7 +38,7 @@ impl Kept {
         Ok(Self { baton, file })
     }
 
-    /// Removes the file: the baton was taken over, and is worthless.
+    /// Removes the file, whose baton was taken over and is worthless.
     pub(super) fn remove(&self) {
         if is_standard(&self.file) {
             return;
@@ -52,7 +52,7 @@ impl Kept {
         }
     }
 
-    /// Whether the file still holds this baton, and not that of another lock. One that is gone does not.
+    /// Is `true` if the file still holds this baton, and not that of another lock. A file that is gone does not.
     fn is_there(&self) -> io::Result<bool> {
         match fs::read_to_string(&self.file) {
             Ok(text) => Ok(text.parse().is_ok_and(|baton: Baton| baton == self.baton)),
@@ -62,13 +62,13 @@ impl Kept {
     }
 }
 
-/// A file for the next baton, which is made before the lock is taken: one that cannot be made costs no lock. Dropped
-/// before a baton is written, it is removed.
+/// A file for the next baton, which is made before the lock is taken: a file that cannot be made costs no lock. Dropped
+/// before a baton is written, the draft removes the file.
 #[derive(Debug)]
 pub(super) struct Draft<'a> {
     /// `None` for the standard output.
     made: Option<Made>,
-    /// What it takes the place of, in one step of the file system.
+    /// The file that the draft replaces, in one step of the file system.
     replaces: Option<&'a Kept>,
 }
 
@@ -79,13 +79,13 @@ struct Made {
 }
 
 impl<'a> Draft<'a> {
-    /// Makes the file itself, where nothing is.
+    /// Makes the file itself, at a path where nothing is.
     pub(super) fn new(path: &Path) -> Result<Self, Trouble> {
         let made = if is_standard(path) { None } else { Some(Made::create(path.to_owned())?) };
         Ok(Self { made, replaces: None })
     }
 
-    /// Makes a file beside that of a baton.
+    /// Makes a file in the directory of a baton.
     pub(super) fn beside(kept: &'a Kept) -> Result<Self, Trouble> {
         if is_standard(&kept.file) {
             return Ok(Self { made: None, replaces: None });
@@ -102,12 +102,14 @@ impl<'a> Draft<'a> {
             let mut out = stdout().lock();
             return out.write_all(text.as_bytes()).and_then(|()| out.flush());
         };
-        // Over the blanks, which needs no room. What a crash leaves of them is no part of the text.
+        // The text goes over the blanks, which needs no more room on the disk. Blanks that a crash leaves behind it are
+        // no part of the text.
         made.file.rewind()?;
         made.file.write_all(text.as_bytes())?;
         made.file.set_len(text.len() as u64)?;
         made.file.sync_all()?;
         let changed = |what| Err(io::Error::other(what));
+        // Another process may have replaced either file meanwhile, and its content must not be lost.
         if !made.is_there() {
             return changed("it was removed meanwhile");
         }
@@ -131,7 +133,7 @@ impl Drop for Draft<'_> {
 }
 
 impl Made {
-    /// For this user alone, with the room on the disk that the baton needs.
+    /// Creates the file for this user alone, with the room on the disk that the baton needs.
     fn create(path: PathBuf) -> Result<Self, Trouble> {
         let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let filled = made.and_then(|mut file| {
@@ -151,7 +153,7 @@ impl Made {
         Ok(Self { file, path })
     }
 
-    /// Whether the path still leads to the file.
+    /// Is `true` if the path still leads to the file.
     fn is_there(&self) -> bool {
         let file = |found: io::Result<fs::Metadata>| found.ok().map(|found| (found.dev(), found.ino()));
         let ours = file(self.file.metadata());
@@ -159,7 +161,7 @@ impl Made {
     }
 }
 
-/// Whether it is `-`: the standard input, or output.
+/// Is `true` for `-`, which is standard input or output.
 pub(super) fn is_standard(file: &Path) -> bool {
     file.as_os_str() == "-"
 }

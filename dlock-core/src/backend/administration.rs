@@ -1,14 +1,14 @@
-//! What operators ask of a backend that can answer them.
+//! The part of a backend that operators use.
 
 use crate::backend::{BoxedFuture, Forced, boxed};
 use crate::error::Failure;
 use crate::holder::Holder;
 use crate::key::Key;
 
-/// The part of a backend that operators use: it lists who holds its locks and who waits for them, and takes a lock away
+/// The part of a backend that operators use: it lists the holders of its locks and their waiters, and takes a lock away
 /// from its holder. A backend that can do so returns this from
-/// [`Backend::administration`](crate::Backend::administration), and nothing else says that it can. A
-/// [`Quorum`](crate::Quorum) uses it too, to replace its marks on a node.
+/// [`Backend::administration`](crate::Backend::administration), and nothing else marks that it can. A quorum uses it
+/// too, to replace its marks on a node.
 ///
 /// Nothing happens before a future that is returned here is polled.
 ///
@@ -23,23 +23,23 @@ pub trait Administration: Send + Sync {
     /// A [`Failure`] when the backend cannot be asked.
     fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>>;
 
-    /// Frees `key` whoever holds it, or, where `seen` are those whom an operator was shown, only if everybody who holds
-    /// it is among them, as this backend returned them before. Which holds are the same, says
-    /// [`Holder::is_same_hold`]. The next grant has a higher fence; those who wait are notified as after a release.
-    /// Without `seen` the answer is [`Forced::Released`] or [`Forced::Free`].
+    /// Frees `key`. Without `seen` it does so for any holder, and the answer is [`Forced::Released`] or
+    /// [`Forced::Free`]. With `seen`, the holders that an operator was shown, it does so only if every holder is among
+    /// them, as this backend returned them before; [`Holder::is_same_hold`] decides which holds are the same. The next
+    /// grant has a higher fence; waiters are notified as after a release.
     ///
     /// The server has to compare in the step that frees the key, so that a holder that comes in between keeps its lock.
-    /// A backend whose server cannot looks by [`occupancy`](crate::Backend::occupancy), compares by
-    /// [`Forced::without_release`], and frees the key then, which takes it from whoever is granted it between the two;
-    /// its documentation says so.
+    /// A backend whose server cannot do that looks by [`occupancy`](crate::Backend::occupancy), compares by
+    /// [`Forced::without_release`], and then frees the key, which takes it from any holder that is granted it between
+    /// the two; its documentation says so.
     ///
     /// # Errors
     ///
     /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
     fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>>;
 
-    /// Lists who waits for `key`, the next one first, without the holder; `None`, the default, for every key where the
-    /// backend does not know who waits. Called once when [`Locks`](crate::Locks) are built, with any key and perhaps
+    /// Lists the waiters for `key`, the next one first, without the holder; `None`, the default, for every key if the
+    /// backend does not know its waiters. Called once when [`Locks`](crate::Locks) are built, with any key and perhaps
     /// outside a runtime, to learn which of the two it is; that future is not polled.
     ///
     /// # Errors
@@ -50,8 +50,8 @@ pub trait Administration: Send + Sync {
         None
     }
 
-    /// Gives the semaphore `key` so many permits, and returns how many it had; `None`, and nothing is changed, where no
-    /// semaphore is stored. Those that are taken stay so. The default cannot; a backend with
+    /// Gives the semaphore `key` so many permits, and returns the previous number; `None`, and nothing is changed, if
+    /// no semaphore is stored. Permits that are taken stay so. The default cannot; a backend with
     /// [permits](crate::Capabilities::permits) has to be able to.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ pub trait Administration: Send + Sync {
 }
 
 /// The administration of a backend that has none, which refuses everything. A decorator that changes something of the
-/// administration of its backend calls this one where there is no other.
+/// administration of its backend calls this one if there is no other.
 #[derive(Clone, Copy, Debug)]
 pub struct Unadministered;
 

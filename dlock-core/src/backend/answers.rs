@@ -1,4 +1,4 @@
-//! What the steps of a backend answer.
+//! The answers of the steps of a backend.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::holder::Holder;
 #[derive(Debug)]
 #[must_use]
 pub enum Attempt {
-    /// The lock is ours.
+    /// The claim has the lock.
     Granted(Grant),
-    /// Somebody else has it.
+    /// Another holder has it.
     Busy(Busy),
 }
 
@@ -20,44 +20,45 @@ pub enum Attempt {
 #[derive(Debug)]
 #[must_use]
 pub enum BatchAttempt {
-    /// All of them are ours: a grant for each claim, in their order.
+    /// The claims have all of the locks: a grant for each claim, in their order.
     Granted(Vec<Grant>),
-    /// Somebody else has one of them, the first in their order, and this attempt has taken none. An earlier one whose
-    /// outcome was not known may have.
+    /// Another holder has one of the locks, the first in their order, and this attempt has taken none. An earlier
+    /// attempt whose outcome was not known may have.
     Busy {
-        /// Which of the claims.
+        /// The index of the claim whose lock is busy.
         place: usize,
-        /// What is known of its holder.
+        /// The facts known of its holder.
         busy: Busy,
     },
     /// These locks cannot be taken in one step. Nothing was tried: they are to be taken one by one.
     Separately,
 }
 
-/// What came of taking a lock away from those who were [seen](crate::Locks::occupancy) to hold it.
+/// The outcome of taking a lock away from the holders that were [seen](crate::Locks::occupancy).
 ///
-/// Whether a hold was seen, says [`Holder::is_same_hold`]: a later grant was not, also where it is of the same process.
-/// Where no answer came it is an error of the kind [`ErrorKind::Unknown`](crate::ErrorKind::Unknown), and the same may
-/// be asked again.
+/// [`Holder::is_same_hold`] decides whether a hold was seen: a later grant was not, also if it is one to the same
+/// process. If no answer came it is an error of the kind [`ErrorKind::Unknown`](crate::ErrorKind::Unknown), and the
+/// request may be made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use]
 pub enum Forced {
-    /// It was taken away from all who held it, each of whom was seen; of several who were, some may have left before.
-    /// They are not stopped by it, and learn of it at their next renewal. Somebody else may hold the lock by now.
+    /// The lock was taken away from all its holders, each of which was seen; some of those that were seen may have left
+    /// before. The holders are not stopped by it, and learn of it at their next renewal. Another process may hold the
+    /// lock by now.
     Released,
-    /// Nobody holds it any more, and nothing was changed: those who were seen released it, or lost it, perhaps to an
-    /// earlier request of this kind whose answer was lost.
+    /// No process holds the lock any more, and nothing was changed: the holders that were seen released it, or lost it,
+    /// perhaps to an earlier request of this kind whose answer was lost.
     Free,
-    /// Somebody holds it now who was not seen, alone or beside those who were, also one that waits and is [first in
-    /// line](Holder::first_in_line). Nobody lost the lock; on a quorum, nodes may have taken back votes that were seen
-    /// and are no majority any more.
+    /// The lock has a holder now that was not seen, alone or beside holders that were. A waiter that is [first in
+    /// line](Holder::first_in_line) counts too. No holder lost the lock; on a quorum, nodes may have taken back votes
+    /// that were seen and are no majority any more.
     HeldByOthers,
 }
 
 impl Forced {
-    /// Returns the answer that needs no release, where `now` hold the lock and `seen` were seen to: nobody holds it, or
-    /// somebody who was not seen. `None` where it is to be taken away.
+    /// Returns the answer that needs no release, where `now` hold the lock and `seen` were seen to: there is no holder,
+    /// or one that was not seen. `None` if the lock is to be taken away.
     #[must_use]
     pub fn without_release(now: &[Holder], seen: &[Holder]) -> Option<Self> {
         let was_seen = |holder: &Holder| seen.iter().any(|seen| seen.is_same_hold(holder));
@@ -69,20 +70,20 @@ impl Forced {
     }
 }
 
-/// A lock that was given to us.
+/// A grant of the lock to a claim.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Grant {
     /// The fencing token, where the backend has them.
     pub fence: Option<Fence>,
-    /// How long it is ours.
+    /// The time for which the lock is granted.
     pub validity: Validity,
-    /// From when its validity counts, where that is earlier than the call of the attempt that was granted.
+    /// The time from which its validity counts, if that is earlier than the call of the attempt that was granted.
     pub proven_at: Option<Timestamp>,
-    /// How long it is ours at first, until it is renewed, where that is less than its validity.
+    /// The length of the first lease, until a renewal, if that is less than its validity.
     pub first_lease: Option<Duration>,
-    /// How many fences are reserved for this claim, from [`fence`](Self::fence) on: the next grant has a higher one
-    /// than all of these. See [`Claim::reserve`](crate::backend::Claim::reserve).
+    /// The number of fences that are reserved for this claim, from [`fence`](Self::fence) on: the next grant has a
+    /// higher one than all of these. See [`Claim::reserve`](crate::backend::Claim::reserve).
     pub reserved: u32,
 }
 
@@ -100,14 +101,14 @@ impl Grant {
         self
     }
 
-    /// Says that so many fences are reserved, from the first on.
+    /// Sets the number of fences that are reserved, from the first on.
     #[must_use]
     pub const fn with_reserved(mut self, fences: u32) -> Self {
         self.reserved = fences;
         self
     }
 
-    /// Says that the first lease is of this length, and each from a renewal on as long as its validity: the lock was
+    /// Sets the length of the first lease; each from a renewal on is as long as its validity. It is for a lock that was
     /// given to a waiter before it was known whether the waiter is still there. It is renewed soon, unless it is
     /// released before. Of a length beyond the lease's, that of the lease counts, to which a renewal may shorten it.
     #[must_use]
@@ -116,8 +117,8 @@ impl Grant {
         self
     }
 
-    /// Counts the validity from the last proof of life, which may be older than the attempt: a session that is
-    /// notified of its turn need not ask the servers once more.
+    /// Counts the validity from the last proof of life, which may be older than the attempt: a session that is notified
+    /// of its turn need not ask the servers once more.
     #[must_use]
     pub const fn proven_at(mut self, proof: Timestamp) -> Self {
         self.proven_at = Some(proof);
@@ -125,10 +126,10 @@ impl Grant {
     }
 }
 
-/// How long a grant lasts.
+/// The time that a grant lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
-    /// For this long from the send of the attempt, and again from each renewal.
+    /// This long from the send of the attempt, and again from each renewal.
     Lease(Duration),
     /// As long as a session lives, which the backend watches. With a length, the lock counts as lost that long after
     /// the last proof of life ([`Signal::trust`](crate::backend::Signal::trust)); without one, only
@@ -136,15 +137,15 @@ pub enum Validity {
     Session(Option<Duration>),
 }
 
-/// Somebody else holds the lock.
+/// The answer that another holder has the lock.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Busy {
-    /// After how long the holder's lease ends if it is not renewed.
+    /// The time after which the holder's lease ends if it is not renewed.
     pub retry_after: Option<Duration>,
-    /// Who it is, where the answer tells.
+    /// The holder, if the answer names one.
     pub holder: Option<Box<Holder>>,
-    /// Whether a place in the backend's queue was lost since the last attempt, and is taken anew.
+    /// Is `true` if a place in the backend's queue was lost since the last attempt, and is taken anew.
     pub requeued: bool,
 }
 
@@ -154,7 +155,7 @@ pub struct Busy {
 pub enum Renewed {
     /// The lease runs for its full length again, counted from the send of the request.
     Extended,
-    /// The lock no longer carries our token.
+    /// The lock no longer carries the claim's token.
     Gone,
 }
 
@@ -163,30 +164,30 @@ pub enum Renewed {
 #[non_exhaustive]
 #[must_use]
 pub struct Withdrawal {
-    /// Whether something of ours was there and is gone now.
+    /// Is `true` if the claim had something on the server that is gone now.
     pub removed: bool,
-    /// Whether the server certainly has nothing of this claim from now on. When not, a request that was sent before may
-    /// still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
+    /// Is `true` if the server certainly has nothing of this claim from now on. If not, a request that was sent before
+    /// may still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
     /// passed.
     pub settled: bool,
-    /// In how many other processes somebody was seen to wait for the lock while it was held, at least: 1 where the
-    /// backend can only tell that there are such.
+    /// The least number of other processes that were seen to wait for the lock while it was held: 1 if the backend only
+    /// knows that there are such.
     pub others_waiting: u32,
 }
 
 impl Withdrawal {
-    /// Something of ours was there and is gone now.
+    /// The claim had something on the server, which is gone now.
     pub const REMOVED: Self = Self { removed: true, settled: true, others_waiting: 0 };
-    /// Nothing of ours was there.
+    /// The claim had nothing on the server.
     pub const ABSENT: Self = Self { removed: false, settled: true, others_waiting: 0 };
 
-    /// Says in how many other processes somebody was seen to wait for the lock, at least.
+    /// Sets the least number of other processes that were seen to wait for the lock.
     pub const fn with_others_waiting(mut self, count: u32) -> Self {
         self.others_waiting = count;
         self
     }
 
-    /// Says that a request that was sent before may still take effect.
+    /// Marks that a request that was sent before may still take effect.
     pub const fn unsettled(mut self) -> Self {
         self.settled = false;
         self

@@ -24,26 +24,26 @@ impl Backoff {
         Self { from, limit: from, to, entropy: None }
     }
 
-    /// Draws what is random in the pauses from there, such as [`ClaimRequest::entropy`](super::ClaimRequest::entropy).
-    /// Default: a source of its own.
+    /// Draws the randomness of the pauses from `entropy`, such as
+    /// [`ClaimRequest::entropy`](super::ClaimRequest::entropy). Default: a source of its own.
     #[must_use]
     pub fn with_entropy(mut self, entropy: &Entropy) -> Self {
         self.entropy = Some(entropy.clone());
         self
     }
 
-    /// After failures of the backend.
+    /// Returns the pauses after failures of the backend.
     pub(crate) fn of_failures() -> Self {
         Self::new(Duration::from_millis(10), Duration::from_millis(500))
     }
 
-    /// After unknown outcomes, which a server gives most often when it has too much to do.
+    /// Returns the pauses after unknown outcomes, which a server gives most often when it is overloaded.
     pub(crate) fn of_unknown_outcomes() -> Self {
         Self::new(Duration::from_millis(10), Duration::from_secs(2))
     }
 
-    /// After refusals, which last until somebody changes something on the servers: rarely enough for one that counts
-    /// failed log-ins.
+    /// Returns the pauses after refusals, which last until an operator changes something on the servers. They are long
+    /// enough for a server that counts failed log-ins.
     pub(crate) fn of_refusals() -> Self {
         Self::new(Duration::from_secs(1), Duration::from_secs(30))
     }
@@ -54,12 +54,12 @@ impl Backoff {
         self.pause(fraction)
     }
 
-    /// Returns what the next pause can be at the most.
+    /// Returns the longest that the next pause can be.
     pub(crate) const fn next_at_most(&self) -> Duration {
         self.limit
     }
 
-    /// Returns what no pause exceeds.
+    /// Returns the bound of all pauses.
     pub(crate) const fn at_most(&self) -> Duration {
         self.to
     }
@@ -69,7 +69,7 @@ impl Backoff {
         self.limit = (self.limit / 4).max(self.from);
     }
 
-    /// Returns the next pause; `fraction` is what is random in it, of one.
+    /// Returns the next pause. `fraction` is the random part of it, from zero to one.
     pub(crate) fn pause(&mut self, fraction: f64) -> Duration {
         let limit = self.limit;
         self.limit = limit.saturating_mul(2).min(self.to);

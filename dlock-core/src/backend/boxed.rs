@@ -1,15 +1,15 @@
-//! Futures whose type ends where they are made.
+//! Futures whose type is erased where they are made.
 
 use std::pin::Pin;
 
-/// A future on the heap, of a type that does not tell what is in it.
+/// A future on the heap, whose type does not show its parts.
 pub type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Puts a future on the heap, and what it is made of out of sight.
+/// Puts a future on the heap, which hides its type.
 ///
 /// The compiler gives up on types that are nested more than 128 deep, mostly in release builds and with an error that
-/// names the outermost function of a program. The futures of drivers are deep by themselves. So what a program awaits
-/// once, such as a connection being made, is boxed where it leaves a backend's crate.
+/// names the outermost function of a program. The futures of drivers are deep by themselves. So a future that a program
+/// awaits once, such as that of opening a connection, is boxed where it leaves a backend's crate.
 ///
 /// # Cancel safety
 ///

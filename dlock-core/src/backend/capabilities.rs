@@ -1,4 +1,4 @@
-//! What a backend can do.
+//! The abilities of a backend.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use crate::backend::Administration;
 use crate::guarded::guard;
 use crate::key::Key;
 
-/// What a backend can do.
+/// The abilities of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// Every grant carries a [`Fence`](crate::Fence).
     pub fencing: bool,
-    /// The backend keeps waiters in line, first come first served. Otherwise the engine lets one waiter per key and
+    /// The backend keeps waiters in a queue, first come first served. Otherwise the engine lets one waiter per key and
     /// process ask at a time, in their order.
     pub fair: bool,
-    /// The backend keeps the waiters of a lock in line where the [request](crate::backend::ClaimRequest::fair) asks for
-    /// it, as [`fair`](Self::fair) says.
+    /// The backend keeps the waiters of a lock in a queue where the [request](crate::backend::ClaimRequest::fair) asks
+    /// for it, as [`fair`](Self::fair) says.
     pub fair_on_request: bool,
     /// [`Claim::changed`](crate::Claim::changed) is notified of releases by other processes.
     pub notified: bool,
@@ -24,27 +24,29 @@ pub struct Capabilities {
     pub session_kept: bool,
     /// The servers do not forget a grant that they confirmed, also when they fail over or are started again.
     pub durable: bool,
-    /// The holders of all locks can be listed, and a lock can be freed by force. The backend has an
-    /// [`Administration`]: this is found out when [`Locks`](crate::Locks) are built over it, whatever it says here.
+    /// The holders of all locks can be listed, and a lock can be freed by force. The backend has an [`Administration`]:
+    /// this is found out when [`Locks`](crate::Locks) are built over it, whatever the backend sets here.
     pub administered: bool,
-    /// Those who wait for a lock can be listed. Found out likewise, by [`Administration::waiters`].
+    /// The waiters for a lock can be listed. Found out likewise, by [`Administration::waiters`].
     pub shows_waiters: bool,
     /// Several may read at a time: [`Mode::Shared`](crate::backend::Mode::Shared).
     pub shared: bool,
-    /// A lock that is held alone can become a reader's in one step: [`Claim::downgrade`](crate::Claim::downgrade). Only
-    /// where several may read.
+    /// An exclusive lock can become a reader's in one step: [`Claim::downgrade`](crate::Claim::downgrade). Only where
+    /// several may read.
     pub downgrades: bool,
     /// There are semaphores: [`Mode::Permits`](crate::backend::Mode::Permits).
     pub permits: bool,
     /// A release can leave the key taken for a time: [`Claim::leave`](crate::Claim::leave).
     pub leaves: bool,
-    /// What was left can be taken over by whoever has its token:
+    /// A key that was left can be taken over with its token:
     /// [`ClaimRequest::takes_over`](crate::backend::ClaimRequest::takes_over). Only where a release can leave a key.
     pub hands_over: bool,
-    /// That goes for the share of a reader and for permits too, not only for what is held alone.
+    /// The share of a reader and permits can be taken over too, not only an exclusive lock.
     pub hands_over_shares: bool,
-    /// All of it is in this process, and no server is asked: waits are measured with tokio's clock where a test pauses
-    /// that. What asks servers goes on in real time.
+    /// Terms of an election are [announced](crate::Backend::announce) to its observers.
+    pub announces: bool,
+    /// The whole backend is in this process, and no server is asked: waits are measured with tokio's clock where a test
+    /// pauses that. A backend that asks servers goes on in real time.
     pub in_process: bool,
     /// The shortest useful pause between two polls of a busy lock, of at least 1 ms.
     pub poll_from: Duration,
@@ -53,7 +55,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Creates the capabilities of a leased lock without fences that is polled every 10 ms to 250 ms: what the least
+    /// Creates the capabilities of a leased lock without fences that is polled every 10 ms to 250 ms, which the least
     /// backend has.
     #[must_use]
     pub const fn basic() -> Self {
@@ -72,13 +74,14 @@ impl Capabilities {
             leaves: false,
             hands_over: false,
             hands_over_shares: false,
+            announces: false,
             in_process: false,
             poll_from: Duration::from_millis(10),
             poll_to: Duration::from_millis(250),
         }
     }
 
-    /// Pauses that neither spin nor last longer than a clock can tell.
+    /// Bounds the pauses, so that they neither spin nor last longer than a clock can show.
     pub(crate) fn within_bounds(mut self) -> Self {
         let (least, most) = (Duration::from_millis(1), Duration::from_secs(3_600));
         self.poll_from = self.poll_from.clamp(least, most);
@@ -86,7 +89,7 @@ impl Capabilities {
         self
     }
 
-    /// What the backend lets operators do.
+    /// Sets the abilities for operators from the administration of the backend, if it has one.
     pub(crate) fn administered_by(mut self, administration: Option<&dyn Administration>) -> Self {
         let any_key = Key::new("dlock-ping").ok();
         let shows_waiters =
@@ -126,14 +129,14 @@ impl Capabilities {
         self
     }
 
-    /// Says that a session keeps the lock.
+    /// Marks that a session keeps the lock.
     #[must_use]
     pub const fn with_session(mut self) -> Self {
         self.session_kept = true;
         self
     }
 
-    /// Says that confirmed grants are not forgotten.
+    /// Marks that confirmed grants are not forgotten.
     #[must_use]
     pub const fn with_durability(mut self) -> Self {
         self.durable = true;
@@ -147,7 +150,7 @@ impl Capabilities {
         self
     }
 
-    /// Adds that a lock that is held alone can become a reader's.
+    /// Adds that an exclusive lock can become a reader's.
     #[must_use]
     pub const fn with_downgrading(mut self) -> Self {
         self.downgrades = true;
@@ -161,28 +164,35 @@ impl Capabilities {
         self
     }
 
-    /// Says that a release can leave the key taken for a time.
+    /// Marks that a release can leave the key taken for a time.
     #[must_use]
     pub const fn with_leaving(mut self) -> Self {
         self.leaves = true;
         self
     }
 
-    /// Says that what a release left can be taken over by its token.
+    /// Marks that a key that a release left can be taken over by its token.
     #[must_use]
     pub const fn with_handing_over(mut self) -> Self {
         self.hands_over = true;
         self
     }
 
-    /// Says that what a reader or permits left can be taken over too.
+    /// Marks that the share of a reader, or permits, that were left can be taken over too.
     #[must_use]
     pub const fn with_handing_over_of_shares(mut self) -> Self {
         self.hands_over_shares = true;
         self
     }
 
-    /// Says that all of it is in this process.
+    /// Marks that terms of elections are announced.
+    #[must_use]
+    pub const fn with_announcements(mut self) -> Self {
+        self.announces = true;
+        self
+    }
+
+    /// Marks that the whole backend is in this process.
     #[must_use]
     pub const fn without_servers(mut self) -> Self {
         self.in_process = true;

@@ -1,8 +1,8 @@
-//! What a backend finds out about its server's settings, and about the nodes of a quorum.
+//! Findings about a server's settings, and about the nodes of a quorum.
 
 use std::time::Duration;
 
-/// How much a [`Finding`] matters.
+/// The weight of a [`Finding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
@@ -15,7 +15,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Returns it as a word: `fine`, `warning` or `danger`.
+    /// Returns the severity as a word: `fine`, `warning` or `danger`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -26,17 +26,17 @@ impl Severity {
     }
 }
 
-/// One thing that [`Locks::diagnose`](crate::Locks::diagnose) looked at.
+/// One subject that [`Locks::diagnose`](crate::Locks::diagnose) looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at, such as `maxmemory-policy`.
+    /// The setting or right in question, such as `maxmemory-policy`.
     pub subject: &'static str,
-    /// How much it matters.
+    /// The weight of the finding.
     pub severity: Severity,
-    /// What was found. It may contain text of the server.
+    /// The state that was found. It may contain text of the server.
     pub found: String,
-    /// What to do about it; empty where nothing is to be done.
+    /// The advice; empty if nothing is to be done.
     pub advice: &'static str,
 }
 
@@ -57,16 +57,29 @@ impl Finding {
     }
 }
 
-/// What this process knows of one node of a quorum.
+/// The state of one node of a quorum, as this process knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeState {
-    /// Its number, from 1, as errors say it.
+    /// The number of the node, from 1, as in errors.
     pub number: usize,
-    /// Its backend.
+    /// The backend of the node.
     pub backend: &'static str,
-    /// How long ago it answered last; `None` when it never did.
+    /// The time since its last answer; `None` if it never answered.
     pub answered: Option<Duration>,
-    /// Whether it left several requests in a row without an answer, so that it is only asked now and then.
+    /// Is `true` if it left several requests in a row without an answer, so that it is only asked now and then.
     pub is_silent: bool,
+}
+
+impl NodeState {
+    /// Creates the state of a node; see the fields.
+    #[must_use]
+    pub const fn new(
+        number: usize,
+        backend: &'static str,
+        answered: Option<Duration>,
+        is_silent: bool,
+    ) -> Self {
+        Self { number, backend, answered, is_silent }
+    }
 }

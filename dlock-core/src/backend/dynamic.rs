@@ -7,8 +7,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::backend::{
-    Administration, Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest, Finding, Forced,
-    LockId, NodeState, Occupancy, Renewed, RequestClock, ServerAddress, Signal, Unadministered, Withdrawal,
+    Administration, Announcements, Attempt, Backend, BatchAttempt, Capabilities, Claim, ClaimRequest,
+    Finding, Forced, LockId, NodeState, Occupancy, Renewed, RequestClock, ServerAddress, Signal,
+    Unadministered, Withdrawal,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -17,7 +18,7 @@ use crate::holder::Holder;
 use crate::key::Key;
 use crate::token::Token;
 
-/// A step of a backend. One that panics has failed, with an outcome that nobody knows, and ends no task of the engine.
+/// A step of a backend. A step that panics has failed, with an unknown outcome, and ends no task of the engine.
 #[must_use]
 pub(crate) struct BackendStep<'a, T: FromPanic> {
     name: &'static str,
@@ -43,6 +44,7 @@ impl<T: FromPanic> Future for BackendStep<'_, T> {
             Ok(Poll::Ready(answer)) => answer,
             Err(panic) => T::from_panic(name, &panic),
         };
+        // Dropped at once and guarded: the destructor of a future that has panicked may panic too.
         drop_guarded(self.future.take());
         Poll::Ready(polled)
     }
@@ -54,9 +56,9 @@ impl<T: FromPanic> Drop for BackendStep<'_, T> {
     }
 }
 
-/// What a step answers.
+/// The answer of a step.
 pub(crate) trait FromPanic {
-    /// The answer of one that panicked.
+    /// Returns the answer of a step that panicked.
     fn from_panic(step: &'static str, panic: &dyn fmt::Display) -> Self;
 }
 
@@ -77,13 +79,15 @@ pub(crate) trait DynBackend: fmt::Debug + Send + Sync {
     fn clock(&self) -> Clock;
     fn lock_id(&self, key: &Key) -> LockId;
     fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim>;
-    /// The claims are this backend's own.
+    /// Tries for several locks at once. The claims are this backend's own.
     fn attempt_all<'a>(
         &'a self,
         claims: Vec<&'a mut Box<dyn DynClaim>>,
     ) -> BackendStep<'a, Result<BatchAttempt, Failure>>;
     fn inspect<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Option<Holder>, Failure>>;
     fn occupancy<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<Occupancy, Failure>>;
+    fn announce<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<(), Failure>>;
+    fn announcements(&self, key: &Key) -> Announcements;
     fn administration(&self) -> Option<&dyn Administration>;
     fn ping(&self) -> BackendStep<'_, Result<(), Failure>>;
     fn diagnose(&self) -> BackendStep<'_, Result<Vec<Finding>, Failure>>;
@@ -113,6 +117,7 @@ impl<B: Backend> DynBackend for B {
     }
 
     fn claim(&self, request: ClaimRequest) -> Box<dyn DynClaim> {
+        // Kept outside of the claim, so that it is known also after the claim is gone.
         let token = request.token;
         Box::new(Guarded { claim: Some(Backend::claim(self, request)), token })
     }
@@ -122,6 +127,7 @@ impl<B: Backend> DynBackend for B {
         claims: Vec<&'a mut Box<dyn DynClaim>>,
     ) -> BackendStep<'a, Result<BatchAttempt, Failure>> {
         BackendStep::new("attempt_all", async move {
+            // A claim that is gone, or not of this type, cannot be part of one step: the batch is taken one by one.
             let claims = claims
                 .into_iter()
                 .map(|claim| (**claim).as_any().downcast_mut::<Option<B::Claim>>()?.as_mut());
@@ -154,6 +160,14 @@ impl<B: Backend> DynBackend for B {
         })
     }
 
+    fn announce<'a>(&'a self, key: &'a Key) -> BackendStep<'a, Result<(), Failure>> {
+        BackendStep::new("announce", async move { Backend::announce(self, key).await })
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        guard(|| Backend::announcements(self, key)).unwrap_or(Announcements::none())
+    }
+
     fn administration(&self) -> Option<&dyn Administration> {
         Backend::administration(self)
     }
@@ -175,7 +189,7 @@ impl<B: Backend> DynBackend for B {
     }
 }
 
-/// What operators ask. The engine and quorums ask it through these, which are steps like all others.
+/// The requests of operators. The engine and quorums make them by these methods, as steps like all others.
 impl dyn DynBackend + '_ {
     pub(crate) fn holders(&self) -> BackendStep<'_, Result<Vec<(Key, Holder)>, Failure>> {
         BackendStep::new("holders", async move {
@@ -226,7 +240,7 @@ pub(crate) trait DynClaim: Send {
     fn leave(&mut self, taken_for: Duration) -> BackendStep<'_, Result<Withdrawal, Failure>>;
     fn request_clock(&self) -> Option<RequestClock>;
     fn is_clean(&self) -> bool;
-    /// The mark of the claim.
+    /// Returns the mark of the claim.
     fn token(&self) -> Token;
     fn as_any(&mut self) -> &mut dyn Any;
 }
@@ -244,7 +258,7 @@ impl<C> Drop for Guarded<C> {
 }
 
 impl<C: Claim> Guarded<C> {
-    /// It is there until the drop.
+    /// Returns the claim, which is there until the drop.
     fn claim(&mut self) -> Result<&mut C, Failure> {
         self.claim.as_mut().ok_or_else(|| Failure::unavailable("the claim is gone"))
     }
@@ -253,7 +267,7 @@ impl<C: Claim> Guarded<C> {
 impl<C: Claim> DynClaim for Guarded<C> {
     fn reserve(&mut self, fences: u32) {
         if let Some(claim) = &mut self.claim {
-            // One that panics has the number of before, or none: the grant tells.
+            // If `reserve` panics, the previous number stays in force, or none: the grant has what was reserved.
             let _ = guard(|| Claim::reserve(claim, fences));
         }
     }
@@ -274,9 +288,11 @@ impl<C: Claim> DynClaim for Guarded<C> {
 
     fn granted(&mut self, signal: Signal) {
         let Some(claim) = &mut self.claim else { return };
+        // Cloned before the call, which takes the signal and may panic with it.
         let ours = signal.clone();
         if guard(|| Claim::granted(claim, signal)).is_err() {
-            // It may never tell of trouble, which is all that some locks have.
+            // The backend may never report trouble now, and some locks are lost by such reports alone. So the lock
+            // counts as lost.
             ours.lost("the backend panicked when it was notified of the grant");
         }
     }
@@ -314,17 +330,19 @@ impl<C: Claim> DynClaim for Guarded<C> {
     }
 }
 
-/// A backend whose type is not known any more, as one again. A type of its own: were the box itself a backend, a call
-/// on it would find the blanket implementation above first, and box every step twice.
+/// A backend whose type was erased, as a backend again.
+///
+/// It is a type of its own: were the box itself a backend, a call on it would find the blanket implementation above
+/// first, and box every step twice.
 #[derive(Debug)]
 pub(crate) struct Erased(pub(crate) Box<dyn DynBackend>);
 
-/// A claim of it.
-pub(crate) struct ErasedClaim(Box<dyn DynClaim>);
+/// A claim on a lock of a [`Node`](super::Node). A step that panics has failed with an unknown outcome.
+pub struct NodeClaim(pub(super) Box<dyn DynClaim>);
 
 #[deny(clippy::missing_trait_methods)]
 impl Backend for Erased {
-    type Claim = ErasedClaim;
+    type Claim = NodeClaim;
 
     fn name(&self) -> &'static str {
         self.0.name()
@@ -346,11 +364,11 @@ impl Backend for Erased {
         self.0.lock_id(key)
     }
 
-    fn claim(&self, request: ClaimRequest) -> ErasedClaim {
-        ErasedClaim(self.0.claim(request))
+    fn claim(&self, request: ClaimRequest) -> NodeClaim {
+        NodeClaim(self.0.claim(request))
     }
 
-    async fn attempt_all(&self, claims: &mut [&mut ErasedClaim]) -> Result<BatchAttempt, Failure> {
+    async fn attempt_all(&self, claims: &mut [&mut NodeClaim]) -> Result<BatchAttempt, Failure> {
         self.0.attempt_all(claims.iter_mut().map(|claim| &mut claim.0).collect()).await
     }
 
@@ -360,6 +378,14 @@ impl Backend for Erased {
 
     async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.0.occupancy(key).await
+    }
+
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        self.0.announce(key).await
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        self.0.announcements(key)
     }
 
     fn administration(&self) -> Option<&dyn Administration> {
@@ -384,7 +410,7 @@ impl Backend for Erased {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl Claim for ErasedClaim {
+impl Claim for NodeClaim {
     fn reserve(&mut self, fences: u32) {
         self.0.reserve(fences);
     }
@@ -423,5 +449,11 @@ impl Claim for ErasedClaim {
 
     fn is_clean(&self) -> bool {
         self.0.is_clean()
+    }
+}
+
+impl fmt::Debug for NodeClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NodeClaim")
     }
 }

@@ -1,4 +1,4 @@
-//! Where the random numbers of one `Locks` come from: the one place that a simulation replaces.
+//! The source of the random numbers of one `Locks`: the one place that a simulation replaces.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -12,9 +12,9 @@ use crate::failure::Failure;
 use crate::sync::plain::Mutex;
 use crate::token::Token;
 
-/// The random numbers of one `Locks`: tokens, jitter, where to begin. Clones share one source.
+/// The random numbers of one `Locks`: tokens, jitter, starting points. Clones share one source.
 ///
-/// The seed comes from the operating system, and no source is that of a thread: a child made by `fork` would go on with
+/// The seed comes from the operating system, and no source belongs to a thread: a child made by `fork` would go on with
 /// a copy of its parent's, and all children would pause for the same times. Tokens come from the operating system. A
 /// simulation has a seed of its own, from which everything comes, so that a run can be repeated.
 #[derive(Clone)]
@@ -28,8 +28,8 @@ struct EntropySource {
 
 /// Bits for the tokens of the next moment, since a system call for each costs more than all else that a claim needs.
 ///
-/// A copy of the process would draw the same ones. After a fork no engine of the parent makes claims in the child;
-/// and a machine that is copied with all its memory finds them too old.
+/// A copy of the process would draw the same tokens. After a fork no engine of the parent makes claims in the child,
+/// and a machine that is copied with all its memory finds the bits too old.
 #[cfg_attr(test, derive(Clone))]
 struct Stock {
     bits: [u8; TOKENS * 16],
@@ -37,9 +37,9 @@ struct Stock {
     drawn: Option<Instant>,
 }
 
-/// How many tokens are drawn at once.
+/// The number of tokens that are drawn at once.
 const TOKENS: usize = 64;
-/// How long they may be used.
+/// The time for which drawn bits may be used.
 const FRESH: Duration = Duration::from_millis(5);
 
 impl Stock {
@@ -48,8 +48,9 @@ impl Stock {
     fn token(&mut self, now: Instant) -> Result<Token, Failure> {
         let fresh = self.drawn.is_some_and(|drawn| now.saturating_duration_since(drawn) < FRESH);
         if self.left == 0 || !fresh {
+            // Bits that are left from an earlier moment are too old, and are not used.
             self.left = 0;
-            // Who needs few does not pay for many.
+            // Start with one token: most processes need few, and need not pay for many.
             let count = if fresh { TOKENS } else { 1 };
             Token::fill(&mut self.bits[..count * 16])?;
             (self.left, self.drawn) = (count, Some(now));
@@ -58,12 +59,13 @@ impl Stock {
         let mut bits = [0; 16];
         let used = &mut self.bits[self.left * 16..][..16];
         bits.copy_from_slice(used);
+        // Wiped, so that no token can be drawn twice.
         used.fill(0);
         Ok(Token::from_bytes(bits))
     }
 }
 
-/// Odd, so that the state takes every value before one comes again.
+/// Odd, so that the state takes every value before it repeats one.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Entropy {
@@ -86,12 +88,17 @@ impl Entropy {
         Self(Arc::new(EntropySource { state, is_simulated, stock }))
     }
 
-    /// A generator for one draw. All threads share the state, without a lock.
+    /// Returns a generator for one draw. All threads share the state, without a lock.
     fn next(&self) -> Rng {
         Rng::with_seed(self.0.state.fetch_add(STEP, Ordering::Relaxed))
     }
 
-    pub(crate) fn token(&self) -> Result<Token, Failure> {
+    /// Draws a token, as [`Token::random`] does, or from the seed of a simulation.
+    ///
+    /// # Errors
+    ///
+    /// As [`Token::random`].
+    pub fn token(&self) -> Result<Token, Failure> {
         if self.0.is_simulated {
             return Ok(Token::from_bytes(self.next().u128(..).to_be_bytes()));
         }

@@ -1,4 +1,4 @@
-//! What may still arrive of one claim.
+//! The account of requests of one claim that may still arrive.
 //!
 //! Every await can be the last, and a request whose caller is gone may be carried out all the same. So a claim keeps
 //! account of its attempts in an [`InFlight`], from before each of them goes out until its outcome is certain:
@@ -7,7 +7,7 @@
 //! |---|---|---|---|---|
 //! | settled | no | nothing is to be done | yes | no |
 //! | in flight, each by its [way](InFlight::ways) | yes | a withdrawal follows each by its way, or its lease has passed since it was sent | no | yes |
-//! | over and unread: they were carried out, and nobody got the answers | yes | a withdrawal by any way | no | no |
+//! | over and unread: they were carried out, and the answers were not read | yes | a withdrawal by any way | no | no |
 //!
 //! | event | in flight by this way | in flight by other ways | over and unread |
 //! |---|---|---|---|
@@ -20,13 +20,14 @@
 //! | [`withdrawn`](InFlight::withdrawn): a withdrawal by another way was answered | | | none |
 //! | [`clear`](InFlight::clear): an answer, or a withdrawal, certainly came after everything | none | none | none |
 //!
-//! Empty cells are unchanged: what nobody reports stays in flight, so that a future may be dropped at any await.
+//! Empty cells are unchanged: an attempt that is not reported stays in flight, so that a future may be dropped at any
+//! await.
 
 use smallvec::SmallVec;
 
-/// Keeps account of the attempts of one claim that may still be carried out; see the [states](self).
+/// The account of the attempts of one claim that may still be carried out; see the [states](self).
 ///
-/// `W` is the way by which an attempt goes to the server, such as a connection: what goes by one way is carried out and
+/// `W` is the way by which an attempt goes to the server, such as a connection: requests by one way are carried out and
 /// answered in order. Two attempts by equal ways are counted under the later value, which may note when it was sent. A
 /// backend with one way for all takes `()`.
 ///
@@ -45,9 +46,9 @@ use smallvec::SmallVec;
 /// ```
 #[derive(Clone, Debug)]
 pub struct InFlight<W> {
-    /// The ways, and how many attempts are in flight by each.
+    /// The ways, and the number of attempts in flight by each.
     ways: SmallVec<[(W, u32); 1]>,
-    /// Some attempt was carried out, and its answer was not read.
+    /// Is `true` if some attempt was carried out, and its answer was not read.
     unread: bool,
 }
 
@@ -58,8 +59,8 @@ impl<W> Default for InFlight<W> {
 }
 
 impl<W> InFlight<W> {
-    /// Returns whether no attempt is in flight or unread: what the claim has on the server is what the last answer
-    /// said, and the next attempt cannot find the claim's own token.
+    /// Returns whether no attempt is in flight or unread: the last answer then shows what the claim has on the server,
+    /// and the next attempt cannot find the claim's own token.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.may_arrive() && !self.unread
@@ -89,7 +90,7 @@ impl<W> InFlight<W> {
     }
 
     /// Notes that everything by the way at this position is settled: a withdrawal by it was answered, or the lease has
-    /// passed. Those behind it move up.
+    /// passed. The ways behind it move up.
     pub fn settle_at(&mut self, position: usize) {
         if position < self.ways.len() {
             self.ways.remove(position);
@@ -102,17 +103,18 @@ impl<W> InFlight<W> {
         self.ways.retain(|(way, _)| !is_settled(way));
     }
 
-    /// Notes that the attempts by these ways will do nothing any more, and that nobody read what they did.
+    /// Notes that the attempts by these ways will do nothing any more, and that their answers were not read.
     ///
-    /// While another attempt is under way this is not asked: its answer would be taken to say what they did, and may be
-    /// the older one.
+    /// This must not be called while another attempt is under way: the answer to that would be taken to show what they
+    /// did, and may be the older one.
     pub fn over_if(&mut self, mut is_over: impl FnMut(&W) -> bool) {
         let before = self.ways.len();
         self.ways.retain(|(way, _)| !is_over(way));
         self.unread |= self.ways.len() < before;
     }
 
-    /// Notes that a withdrawal was answered which was sent after all that is over. What is in flight stays so.
+    /// Notes that a withdrawal was answered which was sent after all attempts that are over. Attempts in flight stay
+    /// so.
     pub const fn withdrawn(&mut self) {
         self.unread = false;
     }
@@ -124,9 +126,10 @@ impl<W> InFlight<W> {
 }
 
 impl<W: PartialEq> InFlight<W> {
-    /// Notes that an attempt is about to go this way. It counts as in flight until one of the other methods says
+    /// Notes that an attempt is about to go this way. It counts as in flight until one of the other methods notes
     /// otherwise.
     pub fn begin(&mut self, way: W) {
+        // Equal ways are one entry: answers by one way come in order, so one withdrawal by it follows all of them.
         match self.ways.iter_mut().find(|(known, _)| *known == way) {
             Some((known, attempts)) => (*known, *attempts) = (way, *attempts + 1),
             None => self.ways.push((way, 1)),
@@ -135,24 +138,27 @@ impl<W: PartialEq> InFlight<W> {
 }
 
 impl<W> InFlight<W> {
-    /// Notes that the last attempt by this way certainly changed nothing and never will. Those before it stay in
+    /// Notes that the last attempt by this way certainly changed nothing and never will. Earlier attempts stay in
     /// flight.
     pub fn took_nothing<K: ?Sized>(&mut self, way: &K)
     where
         W: PartialEq<K>,
     {
         if let Some((_, attempts)) = self.ways.iter_mut().find(|(known, _)| known == way) {
+            // Only the last attempt is certain to have done nothing. An earlier one by this way may still arrive.
             *attempts -= 1;
             self.ways.retain(|(_, attempts)| *attempts > 0);
         }
     }
 
-    /// Notes that the last attempt by this way was answered. Those before it by the same way are settled with it, and
-    /// what is over was found out.
+    /// Notes that the last attempt by this way was answered. Earlier attempts by the same way are settled with it, and
+    /// the answer shows the outcome of those that are over.
     pub fn answered<K: ?Sized>(&mut self, way: &K)
     where
         W: PartialEq<K>,
     {
+        // The server answers in order by one way, so no earlier attempt by it can come later. Attempts by other ways
+        // stay.
         self.ways.retain(|(known, _)| known != way);
         self.unread = false;
     }

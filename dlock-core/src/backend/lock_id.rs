@@ -1,4 +1,4 @@
-//! Which lock a key names, the same in all processes.
+//! The identity of the lock that a key names, the same in all processes.
 
 use std::fmt::{self, Display, Write};
 use std::sync::Arc;
@@ -22,15 +22,15 @@ pub struct LockId(Arc<str>);
 impl LockId {
     /// Creates the id of the lock that is called `name` in `place`.
     ///
-    /// The place is the kind of the backend and all that tells its locks from those of others: servers, database,
-    /// table. It has no passwords, and is the same in all processes that are configured alike.
+    /// The place is the kind of the backend and all that distinguishes its locks from those of others: servers,
+    /// database, table. It has no passwords, and is the same in all processes that are configured alike.
     #[must_use]
     pub fn new(place: impl Display, name: impl AsRef<str>) -> Self {
         // No place and no name has a NUL, so that place "a" comes before place "ab" whatever the names.
         Self(format!("{place}\0{}", name.as_ref()).into())
     }
 
-    /// Creates the id of a lock that is made of several, in whatever order they are given.
+    /// Creates the id of a lock that consists of several, in whatever order they are given.
     #[must_use]
     pub fn of_all(kind: impl Display, parts: impl IntoIterator<Item = Self>) -> Self {
         let mut parts: Vec<_> = parts.into_iter().collect();

@@ -3,7 +3,7 @@
 //! A backend supplies primitives; waiting, deadlines, retries, renewal, loss, reentrancy and spans are written once, in
 //! this crate. To add a backend, implement [`Backend`] and [`Claim`] with plain `async fn`s, and run the conformance
 //! suite of `dlock-testkit` over it. [`Memory`](crate::Memory) is the reference implementation. A backend that can list
-//! its locks, and take one away from its holder, implements [`Administration`] too.
+//! its locks, and take a lock away from its holder, implements [`Administration`] too.
 //!
 //! # The life of a claim
 //!
@@ -20,10 +20,10 @@
 //!    by it: an attempt that finds its own token adopts the lock; renewal and withdrawal touch nothing else.
 //! 2. **Every await can be the last.** The engine drops the future of any step when the caller is dropped or a request
 //!    takes too long, and afterwards calls `attempt` or `withdraw` on the same claim. A request that is already on its
-//!    way may still be carried out; withdrawing must therefore follow it on the same connection where the
-//!    backend has one, so that it arrives later. [`InFlight`] keeps account of what may still arrive: by which way a
+//!    way may still be carried out; withdrawing must therefore follow it on the same connection where the backend has
+//!    one, so that it arrives later. [`InFlight`] keeps account of requests that may still arrive: by which way a
 //!    withdrawal has to follow, whether it [settles](Withdrawal::settled), and whether an attempt may find the claim's
-//!    own token, so that its answer says less than that of a first one.
+//!    own token, so that its answer says less than that of a first attempt.
 //! 3. **`Granted` counts from the attempt's own send.** The lease that is reported runs for at least its length from
 //!    the moment the granting attempt was called: an attempt that adopts an earlier grant must extend it, report what
 //!    is left, or say from when it counts ([`Grant::proven_at`]) and how long it is at first, where that is less
@@ -32,18 +32,19 @@
 //!    [`Failure::unknown`]; a request that certainly did not take effect is [`Failure::unavailable`] or a final kind.
 //! 5. **Renewal never re-creates.** A lock that is gone stays gone: [`Renewed::Gone`].
 //! 6. **All or nothing.** [`Backend::attempt_all`] takes every lock or none, in one step that no failure can tear.
-//! 7. **What was withdrawn is asked for no more.** A withdrawal may arrive late, and would remove a fresh grant under
-//!    the same token. The engine never attempts after it has withdrawn, and no attempt withdraws by itself: a grant
-//!    that is worth nothing is [`Failure::of_worthless_grant`].
-//! 8. **A mode is asked for where it was claimed.** [`ClaimRequest::mode`] is [`Mode::Exclusive`] unless the backend
-//!    has the [capability](Capabilities). Of what several hold at a time each has a claim of its own, with token, lease
+//! 7. **A withdrawn claim never asks again.** A withdrawal may arrive late, and would remove a fresh grant under the
+//!    same token. The engine never attempts after it has withdrawn, and no attempt withdraws by itself: a grant that is
+//!    worth nothing is [`Failure::of_worthless_grant`].
+//! 8. **No mode without its capability.** [`ClaimRequest::mode`] is [`Mode::Exclusive`] unless the backend has the
+//!    [capability](Capabilities). Where several hold a key at a time, each has a claim of its own, with token, lease
 //!    and fence; all other rules are the same. A key that is used in another way is a
 //!    [`Conflict`](crate::ErrorKind::Conflict) ([`Mode::conflict`]). Where a claim [has
 //!    preference](ClaimRequest::has_preference), newcomers are kept out for [`PREFERENCE`], and let in for as long
-//!    after that. A withdrawal ends it, and until then the claim is not [clean](Claim::is_clean): the engine withdraws
-//!    a claim that comes to stand behind others of its process, which ask for it.
-//! 9. **What is left is nobody's.** [`Claim::leave`] is a release after which the key stays taken for a time. It keeps
-//!    its fence and the line of its last holder, and nothing of the claim that left it touches it any more.
+//!    after that. A withdrawal ends the preference, and until then the claim is not [clean](Claim::is_clean): the
+//!    engine withdraws a claim that comes to stand behind others of its process, which ask for the key in its place.
+//! 9. **A key that is left has no owner.** [`Claim::leave`] is a release after which the key stays taken for a time.
+//!    The key keeps its fence and the line of its last holder, and no request of the claim that left it touches it any
+//!    more.
 //! 10. **A hold becomes weaker in one step.** [`Claim::downgrade`] lets no writer in between, and is asked for again
 //!     until its outcome is known; a renewal and a withdrawal find the lock in either form.
 //! 11. **Any runtime.** `renew` and `withdraw` run on the engine's own thread, with a runtime of its own. A connection
@@ -53,6 +54,7 @@
 //!     [`keeper::runtime`](crate::keeper::runtime) has I/O.
 
 mod administration;
+mod announcements;
 mod answers;
 mod backoff;
 mod boxed;
@@ -63,6 +65,7 @@ mod entropy;
 mod host;
 pub mod in_flight;
 mod lock_id;
+mod node;
 pub mod notify;
 mod occupancy;
 pub(crate) mod request_clock;
@@ -78,19 +81,23 @@ use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;
 
 pub use self::administration::{Administration, Unadministered};
+pub use self::announcements::Announcements;
 pub use self::answers::{Attempt, BatchAttempt, Busy, Forced, Grant, Renewed, Validity, Withdrawal};
 pub use self::backoff::Backoff;
 pub use self::boxed::{BoxedFuture, boxed};
 pub use self::capabilities::Capabilities;
 pub use self::diagnosis::{Finding, NodeState, Severity};
+pub use self::dynamic::NodeClaim;
 pub use self::entropy::Entropy;
-pub(crate) use self::host::{ClaimHost, Host};
+pub(crate) use self::host::ClaimHost;
+pub use self::host::Host;
 pub use self::in_flight::InFlight;
 pub use self::lock_id::LockId;
+pub(crate) use self::node::LendsBackend;
+pub use self::node::Node;
 pub use self::occupancy::Occupancy;
-pub use self::request_clock::RequestClock;
-pub use self::signal::Signal;
-pub(crate) use self::signal::SignalSink;
+pub use self::request_clock::{RequestClock, RequestStage};
+pub use self::signal::{Signal, SignalSink};
 pub use self::url::UrlParts;
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -100,8 +107,8 @@ use crate::holder::{Holder, Identity};
 use crate::key::Key;
 pub use crate::mode::{MOST_PERMITS, Mode, PERMITS_REMEMBERED, PREFERENCE, PREFERENCE_ALIVE};
 use crate::options::Options;
-pub(crate) use crate::runtime::timer::question_limit;
-pub use crate::runtime::timer::{by_then, sleep, sleep_until, within};
+pub use crate::options::margin;
+pub use crate::runtime::timer::{by_then, question_limit, sleep, sleep_until, within};
 pub use crate::server_address::ServerAddress;
 #[doc(hidden)]
 pub use crate::sync::plain::{Mutex, MutexGuard};
@@ -116,22 +123,23 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Returns a short lower-case name for errors, spans and metrics, such as `redis`.
     fn name(&self) -> &'static str;
 
-    /// Returns what the backend can do.
+    /// Returns the abilities of the backend.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns where its one server is, for spans and metrics; `None`, the default, when there is none, or several.
+    /// Returns the address of its one server, for spans and metrics; `None`, the default, when there is none, or
+    /// several.
     fn server_address(&self) -> Option<ServerAddress> {
         None
     }
 
-    /// Returns the clock that this backend's leases are measured with on our side.
+    /// Returns the clock of this process by which the leases of this backend are measured.
     fn clock(&self) -> Clock {
         Clock::system()
     }
 
     /// Returns the id of the lock that `key` names, which is the same in all processes that reach the same lock. No I/O
-    /// happens here. Batches are taken in the order of the ids, and two keys with one id are one lock: keys
-    /// that servers, database, table or prefix keep apart must have different ids.
+    /// happens here. Batches are taken in the order of the ids, and two keys with one id are one lock: keys in
+    /// different servers, databases or tables, or under different prefixes, must have different ids.
     fn lock_id(&self, key: &Key) -> LockId;
 
     /// Prepares a claim. No I/O happens here.
@@ -140,8 +148,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Tries for several locks at once, all or nothing, and never waits for other holders. The default cannot.
     ///
     /// The keys of the claims are different, and the claims stay claims of their own: each is renewed and withdrawn by
-    /// itself. None of them [takes over](ClaimRequest::takes_over). One that finds its own token adopts its lock, as
-    /// in an attempt of its own.
+    /// itself. None of them [takes over](ClaimRequest::takes_over). A claim that finds its own token adopts its lock,
+    /// as in an attempt of its own.
     ///
     /// # Errors
     ///
@@ -159,15 +167,15 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         std::future::ready(Ok(BatchAttempt::Separately))
     }
 
-    /// Returns who holds `key`; `None` when nobody does.
+    /// Returns the holder of `key`; `None` when it is not held.
     ///
     /// # Errors
     ///
     /// A [`Failure`] when the backend cannot be asked.
     fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<Holder>, Failure>> + Send;
 
-    /// Returns all who hold `key`, and how many permits it has if it is a semaphore. The default, for backends whose
-    /// locks are held by one, asks [`inspect`](Self::inspect).
+    /// Returns all holders of `key`, and the number of its permits if it is a semaphore. The default, for backends
+    /// whose locks have one holder, asks [`inspect`](Self::inspect).
     ///
     /// # Errors
     ///
@@ -176,15 +184,42 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         async { Ok(Occupancy::new(None, self.inspect(key).await?.into_iter().collect())) }
     }
 
-    /// Returns what operators ask of it; `None`, the default, when it can neither list its locks nor take one away. The
-    /// answer is the same for as long as the backend exists. A decorator that changes keys or answers returns an
-    /// administration of its own, and not that of its backend.
+    /// Announces to the observers of `key`, in all processes, that its leader has changed: their
+    /// [`announcements`](Self::announcements) have an item. Nothing depends on an announcement, and none is repeated:
+    /// where one is lost, the observers see the change when they next ask.
+    ///
+    /// The engine calls it where the backend has the [capability](Capabilities::announces), after a term of an election
+    /// has begun or has ended by a release, and after a lock was taken away by force. It is called for no other lock.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] when nothing was announced. The default is unsupported.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any await.
+    fn announce(&self, key: &Key) -> impl Future<Output = Result<(), Failure>> + Send {
+        let _ = key;
+        std::future::ready(Err(Failure::unsupported("announce who leads")))
+    }
+
+    /// Subscribes to the announcements of `key` from now on, without I/O. Where a server has to confirm the
+    /// subscription, its confirmation is an item too, since an announcement may have been missed until then. The
+    /// default has no items.
+    fn announcements(&self, key: &Key) -> Announcements {
+        let _ = key;
+        Announcements::none()
+    }
+
+    /// Returns the part of the backend that operators use; `None`, the default, when the backend can neither list its
+    /// locks nor take one away. The answer is the same for as long as the backend exists. A decorator that changes keys
+    /// or answers returns an administration of its own, and not that of its backend.
     fn administration(&self) -> Option<&dyn Administration> {
         None
     }
 
-    /// Asks the server something cheap that it only answers when it could be asked for a lock. The default
-    /// [inspects](Self::inspect) a key that nobody holds.
+    /// Asks the server a cheap question that it only answers if it could be asked for a lock. The default
+    /// [inspects](Self::inspect) a key that is never held.
     ///
     /// # Errors
     ///
@@ -196,8 +231,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// Looks for settings of the server and rights of the user that endanger locks, and changes nothing. What could not
-    /// be looked at is a finding too. The default finds nothing.
+    /// Looks for settings of the server and rights of the user that endanger locks, and changes nothing. A setting that
+    /// cannot be read is a finding too. The default finds nothing.
     ///
     /// # Errors
     ///
@@ -206,7 +241,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         std::future::ready(Ok(Vec::new()))
     }
 
-    /// Returns what is known of the nodes of a quorum, in their order; empty, the default, for everything else. No I/O
+    /// Returns the state of each node of a quorum, in their order; empty, the default, for all other backends. No I/O
     /// happens here.
     fn nodes(&self) -> Vec<NodeState> {
         Vec::new()
@@ -223,9 +258,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 /// See the [module](self) for the rules.
 pub trait Claim: Send + 'static {
     /// Has the attempts that follow reserve so many fences with the lock, at least one: the engine passes the lock on
-    /// inside this process, and gives each section the next fence. The grant says how many there are
+    /// inside this process, and gives each section the next fence. The grant has the number of them
     /// ([`Grant::reserved`]), and the server has advanced its counter by that many in the step that granted. An attempt
-    /// that adopts an earlier grant may have reserved another number then: it reports that one, or one fence.
+    /// that adopts an earlier grant may have reserved another number then: it reports that number, or one fence.
     ///
     /// The default reserves one, so that nothing is passed on.
     fn reserve(&mut self, fences: u32) {
@@ -249,7 +284,8 @@ pub trait Claim: Send + 'static {
     ///
     /// # Errors
     ///
-    /// A transient failure or a refusal is taken as "cannot tell", and the engine polls; any other ends the acquire.
+    /// A transient failure or a refusal counts as a change that cannot be known, and the engine polls; any other ends
+    /// the acquire.
     ///
     /// # Cancel safety
     ///
@@ -258,15 +294,16 @@ pub trait Claim: Send + 'static {
         std::future::pending()
     }
 
-    /// Takes note that an attempt was granted; called right after it, and again with another signal each time that the
-    /// lock was passed on inside this process, from when on the one before tells nobody. Backends that learn of trouble
-    /// by themselves (a session that is suspended or expires) keep the signal; the default drops it.
+    /// Takes note that an attempt was granted. It is called right after the grant, and again with another signal each
+    /// time that the lock was passed on inside this process; from then on the previous signal has no effect. A backend
+    /// that learns of trouble by itself (a session that is suspended or expires) keeps the signal; the default drops
+    /// it.
     fn granted(&mut self, signal: Signal) {
         drop(signal);
     }
 
-    /// Extends the lease by its full length from now, if the lock still carries our token; never re-creates it. Only
-    /// called for [`Validity::Lease`].
+    /// Extends the lease by its full length from now, if the lock still carries the claim's token; never re-creates it.
+    /// Only called for [`Validity::Lease`].
     ///
     /// # Errors
     ///
@@ -277,18 +314,19 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await.
     fn renew(&mut self) -> impl Future<Output = Result<Renewed, Failure>> + Send;
 
-    /// Turns a lock that this claim holds alone into a reader's, in one step of the server: nobody else has it alone in
-    /// between, and nobody who waits is passed by. Where it has a lease, that runs for its full length again, as by a
-    /// renewal. Those who wait are notified as after a release.
+    /// Turns a lock that this claim holds exclusively into a reader's, in one step of the server: no other claim has it
+    /// exclusively in between, and no waiter is passed by. If the lock has a lease, that runs for its full length
+    /// again, as by a renewal. Waiters are notified as after a release.
     ///
     /// What the server has to see to:
     ///
-    /// * **The token** stays, and so does the fence: other readers get a higher one, also than those that were reserved
-    ///   with the lock, and later writers a higher one than these. The line about the holder stays as well.
+    /// * **The token** stays, and so does the fence: other readers get a higher one, which is also higher than those
+    ///   that were reserved with the lock, and later writers a higher one than these. The line about the holder stays
+    ///   as well.
     /// * **It is idempotent**: where the token is a reader's already, its lease is extended, with the same answer.
     /// * **It never re-creates**: where the token is not there, or its lease has ended, nothing is changed
-    ///   ([`Renewed::Gone`]). What is left of earlier readers' shares, which counts for nothing while somebody has the
-    ///   lock alone, must not count again.
+    ///   ([`Renewed::Gone`]). What is left of earlier readers' shares, which counts for nothing while the lock is
+    ///   exclusive, must not count again.
     /// * **A writer that waits** has no preference over the readers that wait before it has asked once more.
     ///
     /// From the call on, whatever comes of it, [`renew`](Self::renew) and [`withdraw`](Self::withdraw) find the lock in
@@ -309,8 +347,8 @@ pub trait Claim: Send + 'static {
         std::future::ready(Err(Failure::unsupported("turn a lock that is held alone into a reader's")))
     }
 
-    /// Withdraws whatever this claim has on the server: the lock, or a place in the queue. Idempotent, and allowed at
-    /// any time, also when nothing was ever granted.
+    /// Withdraws everything that this claim has on the server: the lock, or a place in the queue. Idempotent, and
+    /// allowed at any time, also when nothing was ever granted.
     ///
     /// # Errors
     ///
@@ -321,17 +359,17 @@ pub trait Claim: Send + 'static {
     /// May be dropped at any await; it is then called again.
     fn withdraw(&mut self) -> impl Future<Output = Result<Withdrawal, Failure>> + Send;
 
-    /// Releases the lock, and leaves its key taken for so long from now by the server's clock: owned by nobody, under
-    /// the token [`left_behind`](Token::left_behind), with the line of its holder behind
-    /// [`LEFT_BEHIND`]. Those who wait are notified as after a release. Nothing but time
-    /// and [`force_release`](Administration::force_release) ends it: neither a renewal nor a withdrawal of this claim.
-    /// Idempotent: a request that is made again leaves the key once. Where the backend
-    /// [hands locks over](Capabilities::hands_over) and finds what it left before, the key's end becomes the earlier
-    /// of its own and so long from now, and it says that it was [`removed`](Withdrawal::removed). So a request that
-    /// arrives late lengthens nothing, and one for a short time retracts what was left for a long one.
+    /// Releases the lock, and leaves its key taken for so long from now by the server's clock: without an owner, under
+    /// the token [`left_behind`](Token::left_behind), with the line of its holder behind [`LEFT_BEHIND`]. Waiters are
+    /// notified as after a release. Nothing but time and [`force_release`](Administration::force_release) ends it:
+    /// neither a renewal nor a withdrawal of this claim. Idempotent: a request that is made again leaves the key once.
+    /// Where the backend [hands locks over](Capabilities::hands_over) and finds the key left by this claim before, the
+    /// key's end becomes the earlier of its own and so long from now, and the answer is that it was
+    /// [`removed`](Withdrawal::removed). So a request that arrives late lengthens nothing, and a request for a short
+    /// time retracts an earlier one for a long time.
     ///
-    /// The engine calls it in place of [`withdraw`](Self::withdraw), for locks that are held alone, and only where the
-    /// backend has the [capability](Capabilities::leaves).
+    /// The engine calls it in place of [`withdraw`](Self::withdraw), for exclusive locks, and only where the backend
+    /// has the [capability](Capabilities::leaves).
     ///
     /// # Errors
     ///
@@ -345,9 +383,9 @@ pub trait Claim: Send + 'static {
         std::future::ready(Err(Failure::unsupported("leave a key taken after a release")))
     }
 
-    /// Returns what this claim's attempts tell of their way to the wire, where requests may wait for each other in this
-    /// process. The default has nothing to tell: a request counts from the call. The engine asks once, before the first
-    /// attempt; of several claims that are tried for at once it is the first that tells.
+    /// Returns the clock by which this claim's attempts report their way to the wire, where requests may wait for each
+    /// other in this process. The default has none: a request counts from the call. The engine asks once, before the
+    /// first attempt; of several claims that are tried for at once, the first one's clock counts.
     fn request_clock(&self) -> Option<RequestClock> {
         None
     }
@@ -359,44 +397,45 @@ pub trait Claim: Send + 'static {
     }
 }
 
-/// What the engine asks a backend to claim.
+/// The claim that the engine asks a backend to make.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClaimRequest {
     /// The lock's name.
     pub key: Key,
-    /// How it is to be held. Never one that the backend does not [claim](Capabilities) to have.
+    /// The mode in which the lock is to be held. Never a mode that the backend does not [claim](Capabilities) to have.
     pub mode: Mode,
-    /// Whether waiters are to be served in the order in which they came. Only where the backend is [fair on
-    /// request](Capabilities::fair_on_request). A place in line is taken by the first attempt that finds the lock
+    /// Is `true` if waiters are to be served in the order in which they came. Only where the backend is [fair on
+    /// request](Capabilities::fair_on_request). A place in the queue is taken by the first attempt that finds the lock
     /// taken, kept by those that follow, and withdrawn as a lock is; a claim that does not wait takes none.
     pub fair: bool,
     /// The mark of this claim.
     pub token: Token,
-    /// How long the backend keeps the lock when nothing is heard of us.
+    /// The time for which the backend keeps the lock when its holder does not renew it.
     pub lease: Duration,
-    /// How long the engine waits for the answer to one request before it counts as lost.
+    /// The time for which the engine waits for the answer to one request before it counts as lost.
     pub request_timeout: Duration,
-    /// Whether the engine will ask again after an unknown outcome. When not, the backend may leave out what only serves
-    /// that.
+    /// Is `true` if the engine will ask again after an unknown outcome. If not, the backend may leave out what only
+    /// serves that.
     pub recheck: bool,
-    /// Whether the caller waits for a busy lock. When not, a backend with a queue leaves it by itself, at once.
+    /// Is `true` if the caller waits for a busy lock. If not, a backend with a queue leaves it by itself, at once.
     pub waits: bool,
-    /// Who we are, to be stored with the lock.
+    /// The identity of this process, to be stored with the lock.
     pub identity: Arc<Identity>,
-    /// What is random in this claim's pauses and choices is drawn from here, so that a simulation repeats it.
+    /// The source of all randomness in this claim's pauses and choices, so that a simulation repeats it.
     pub entropy: Entropy,
-    /// Whether it keeps newcomers out although it does not wait by itself: it is part of a claim that does.
+    /// Is `true` if the claim keeps newcomers out although it does not wait by itself: it is part of a claim that does.
     pub prefers: bool,
-    /// Whether the attempts take over what was [left](Claim::leave) under this token, and nothing else: `None` for an
-    /// ordinary claim. Only where the backend has the [capability](Capabilities::hands_over). In one step of the server
-    /// an attempt finds the key left under the token in the claim's mode, whose time has not ended, and gives it to
-    /// this claim, with a new fence. A number of permits that was changed since stays as it is. Where it finds this
-    /// claim's own token it adopts the lock, as always. Whatever else it finds, a free key too, is [`Attempt::Busy`],
-    /// and nothing is changed. Such a claim waits for nobody and stands in no line.
+    /// The token under which a key was [left](Claim::leave), which the attempts take over, and nothing else; `None` for
+    /// an ordinary claim. Only where the backend has the [capability](Capabilities::hands_over). In one step of the
+    /// server an attempt finds the key left under the token in the claim's mode, whose time has not ended, and gives it
+    /// to this claim, with a new fence. A number of permits that was changed since stays as it is. If the attempt finds
+    /// this claim's own token it adopts the lock, as always. Whatever else it finds, a free key too, is
+    /// [`Attempt::Busy`], and nothing is changed. Such a claim does not wait and has no place in a queue.
     pub takes_over: Option<Token>,
     pub(crate) trace: Trace,
-    pub(crate) host: Host,
+    /// The locks that the claim is made for, for a backend whose claims go on in the background.
+    pub host: Host,
 }
 
 impl ClaimRequest {
@@ -430,21 +469,51 @@ impl ClaimRequest {
         }
     }
 
-    /// Returns whether this claim, where it finds the lock taken, keeps newcomers out for a while: see [`PREFERENCE`].
+    /// Creates a request of a backend itself, for a lock that it takes on one of its [nodes](Node): exclusive, without
+    /// waiting, under the name `label`, and made for no [`Locks`](crate::Locks).
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the operating system gives no random numbers for the token.
+    pub fn of_backend(
+        key: Key,
+        lease: Duration,
+        request_timeout: Duration,
+        label: &str,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            key,
+            mode: Mode::Exclusive,
+            fair: false,
+            token: Token::random()?,
+            lease,
+            request_timeout,
+            recheck: false,
+            waits: false,
+            identity: Identity::of_this_process(Some(label.into())),
+            entropy: Entropy::new(),
+            prefers: false,
+            takes_over: None,
+            trace: Trace::default(),
+            host: Host::default(),
+        })
+    }
+
+    /// Returns whether this claim keeps newcomers out for a while if it finds the lock taken: see [`PREFERENCE`].
     #[must_use]
     pub const fn has_preference(&self) -> bool {
         self.prefers && self.mode.has_preference()
     }
 
-    /// Returns what a [state of a key](shares::KeyState) is asked for by this claim: one fence, of any number.
+    /// Returns the request of this claim to the [state of a key](shares::KeyState), with one fence, of any number.
     #[must_use]
     pub fn to_lock_request(&self) -> shares::LockRequest {
         let request = shares::LockRequest::new(self.token, self.mode, self.lease);
         request.with_preference(self.prefers).with_order(self.fair)
     }
 
-    /// Returns the line to store with the lock, for [`Holder::parse`] to read: who we are, since when, and where there
-    /// is one the W3C trace context of the span that acquires.
+    /// Returns the line to store with the lock, for [`Holder::parse`] to read: the identity of this process, the time,
+    /// and the W3C trace context of the span that acquires, if there is one.
     #[must_use]
     pub fn describe(&self) -> String {
         self.describe_since(SystemTime::now())
@@ -460,16 +529,16 @@ impl ClaimRequest {
         }
     }
 
-    /// Returns the W3C trace context of the span that acquires, where there is one: the field `trace` of
+    /// Returns the W3C trace context of the span that acquires, if there is one: the field `trace` of
     /// [`describe`](Self::describe).
     #[must_use]
     pub fn trace_context(&self) -> Option<String> {
         self.trace.to_text()
     }
 
-    /// Returns the runtime on which the engine renews what this claim takes; `None` where a simulation runs its tasks.
-    /// A backend whose connections belong to a runtime opens one there as soon as the lock is
-    /// [granted](Claim::granted), so that a renewal needs no connection that may not be had any more.
+    /// Returns the runtime on which the engine renews locks of this claim; `None` if a simulation runs its tasks. A
+    /// backend whose connections belong to a runtime opens one there as soon as the lock is [granted](Claim::granted),
+    /// so that a renewal does not depend on a new connection, which may not be had by then.
     #[must_use]
     pub fn renewal_runtime(&self) -> Option<Handle> {
         self.host.runtime()

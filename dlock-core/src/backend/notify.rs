@@ -1,8 +1,17 @@
-//! Tells waiters of releases: one connection for all waiters of a client.
+//! Notifications of releases, by one connection for all waiters of a client.
 //!
-//! The connection lives on dlock's own thread, is opened when somebody waits for the first time, and opened again when
-//! it breaks. Waiters are notified of each message, and of whatever may have hidden one: their channel was subscribed
-//! just now, or the connection broke. A notification is a hint: the engine asks the backend now and then in any case.
+//! ```text
+//!       a waiter listens             opened
+//! idle -----------------> opening ---------> serving --no channel left, at the next test--> idle
+//!                          ^   |                |
+//!                          |   | fails          | breaks
+//!                          |   v                v
+//!                         pause <-- all waiters are notified
+//! ```
+//!
+//! The connection lives on dlock's own thread, and [`Channels::close`] ends it in any state. Waiters are notified of
+//! each message, and of whatever may have hidden one: their channel was subscribed just now, or the connection broke. A
+//! notification is a hint: the engine asks the backend now and then in any case.
 //!
 //! A backend implements [`Source`] and [`Connection`]; [`Channels`] does the rest.
 
@@ -26,20 +35,20 @@ use crate::sync::plain::Mutex;
 
 /// The pauses between two tries to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How often the connection is tested while somebody waits; one that nobody needs is closed then.
+/// The time between two tests of the connection while there are waiters. A connection without channels is closed then.
 const TEST: Duration = Duration::from_secs(10);
-/// How long any answer may take.
+/// The time that any answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How many channels are subscribed in one command at most.
+/// The most channels that are subscribed in one command.
 const MOST_AT_ONCE: usize = 500;
 
-/// Opens connections on which a server tells what happens.
+/// A source of connections on which a server sends notifications.
 pub trait Source: Send + Sync + 'static {
-    /// One of its connections.
+    /// The type of its connections.
     type Connection: Connection;
 
-    /// How long a channel is kept after its last waiter has gone: on a lock that is wanted all the time, the next
-    /// waiter comes soon.
+    /// The time for which a channel is kept after its last waiter has gone: on a lock that is wanted all the time, the
+    /// next waiter comes soon.
     const LINGER: Duration = Duration::from_millis(50);
 
     /// Opens a connection, within a bound of its own.
@@ -53,10 +62,10 @@ pub trait Source: Send + Sync + 'static {
     fn broken(&self) {}
 }
 
-/// A connection on which a server tells what happens. Its commands are not waited for longer than 5 s, and an error of
+/// A connection on which a server sends notifications. Its commands are not waited for longer than 5 s, and an error of
 /// any of them ends it.
 pub trait Connection: Send {
-    /// Asks for the messages of these channels. May return before the server has confirmed it; that is
+    /// Asks for the messages of these channels. May return before the server has confirmed that, which is
     /// [`Event::Subscribed`].
     ///
     /// # Errors
@@ -71,7 +80,7 @@ pub trait Connection: Send {
     /// As [`subscribe`](Self::subscribe).
     fn unsubscribe(&mut self, channels: &[Arc<str>]) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Waits for the next thing that happens.
+    /// Waits for the next event.
     ///
     /// # Errors
     ///
@@ -90,20 +99,20 @@ pub trait Connection: Send {
     fn ping(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// What happens on a connection.
+/// An event on a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// Something was said on this channel.
+    /// A message came on this channel.
     Message(String),
-    /// This text was said on this channel.
+    /// A message with this text came on this channel.
     Text(String, String),
-    /// From now on the server tells what is said on these channels.
+    /// From now on the server sends the messages of these channels.
     Subscribed(Vec<Arc<str>>),
-    /// The server will not tell what is said on these channels, for this reason.
+    /// The server will not send the messages of these channels, for this reason.
     Denied(Vec<Arc<str>>, Failure),
 }
 
-/// All channels that waiters of one client listen to.
+/// All channels on which waiters of one client listen.
 #[derive(Debug)]
 pub struct Channels {
     shared: Arc<HubState>,
@@ -117,30 +126,30 @@ struct KeeperTask(Pin<Box<dyn Future<Output = ()> + Send>>);
 #[derive(Debug, Default)]
 struct HubState {
     by_name: Mutex<HashMap<Arc<str>, watch::Sender<ChannelState>>>,
-    /// Whether there are any, for those who only want to join one.
+    /// Is `true` if there are any channels, for callers that only want to join one.
     any: AtomicBool,
 }
 
-/// What happened on a channel, as far as waiters care.
+/// The state of a channel, as far as it matters to waiters.
 #[derive(Clone, Debug, Default)]
 struct ChannelState {
-    /// The server tells what is said on it.
-    heard: bool,
-    /// The server does not let us listen, with its reason.
+    /// Is `true` if the server sends the messages of the channel.
+    subscribed: bool,
+    /// The reason of the server, if it refuses the subscription.
     denied: Option<(ErrorKind, Arc<str>)>,
-    /// The last text that was said.
+    /// The text of the last message.
     text: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
 enum ConnectionOrder {
     Subscribe(Arc<str>),
-    /// One who listened has gone.
+    /// A listener has gone.
     Left(Arc<str>),
     Close,
 }
 
-/// One waiter's ear on a channel. Dropping it ends the subscription if it was the last.
+/// The subscription of one waiter to a channel. Dropping the last one ends the subscription at the server.
 #[derive(Debug)]
 pub struct Listener {
     channel: Arc<str>,
@@ -149,7 +158,7 @@ pub struct Listener {
 }
 
 impl Channels {
-    /// Creates channels whose connection is opened when somebody listens for the first time.
+    /// Creates channels whose connection is opened with the first listener.
     pub fn new(source: impl Source) -> Self {
         let shared = Arc::new(HubState::default());
         let (orders, inbox) = mpsc::unbounded_channel();
@@ -164,6 +173,7 @@ impl Channels {
     /// [`ErrorKind::Unavailable`] when the operating system gives no thread for dlock's own runtime.
     pub fn listen(&self, channel: &str) -> Result<Listener, Failure> {
         let mut session = self.session.lock();
+        // Started by the first listener and not by `new`: a client that never waits needs no connection.
         if session.is_some() {
             let runtime = keeper::runtime()?;
             runtime.spawn(session.take().map_or_else(|| unreachable!("it is some"), |session| session.0));
@@ -184,10 +194,11 @@ impl Channels {
         Ok(Listener { channel, news, orders: self.orders.clone() })
     }
 
-    /// Listens to a channel only if somebody does already. A waiter that does so before it asks for the lock misses no
-    /// release.
+    /// Listens to a channel only if it has a listener already. A waiter that does so before it asks for the lock misses
+    /// no release.
     #[must_use]
     pub fn join(&self, channel: &str) -> Option<Listener> {
+        // Most attempts find no waiters: they cost one load.
         if !self.shared.any.load(Ordering::Acquire) {
             return None;
         }
@@ -211,24 +222,24 @@ impl Drop for Channels {
 
 impl fmt::Debug for KeeperTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").finish_non_exhaustive()
+        f.debug_struct("KeeperTask").finish_non_exhaustive()
     }
 }
 
 impl Listener {
-    /// Forgets what has happened until now.
+    /// Forgets all news until now.
     pub fn forget(&mut self) {
         self.news.mark_unchanged();
     }
 
-    /// Returns whether the server tells what is said on the channel, and nothing was said since the last news.
+    /// Returns whether the server sends the messages of the channel, and none came since the last news.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.news.borrow().heard && matches!(self.news.has_changed(), Ok(false))
+        self.news.borrow().subscribed && matches!(self.news.has_changed(), Ok(false))
     }
 
-    /// Returns the last text that was said on the channel, if there was one since it was subscribed. That may be long
-    /// ago: it has to tell by itself whether it still counts.
+    /// Returns the text of the last message on the channel, if there was one since it was subscribed. The message may
+    /// be old: its text has to show whether it still counts.
     #[must_use]
     pub fn text(&self) -> Option<Arc<str>> {
         self.news.borrow().text.clone()
@@ -238,12 +249,13 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// The server's reason when it does not let us listen.
+    /// The reason of the server, when it refuses the subscription.
     ///
     /// # Cancel safety
     ///
     /// Cancel-safe: nothing is lost when it is dropped.
     pub async fn changed(&mut self) -> Result<(), Failure> {
+        // A refusal lasts, so it is reported to each wait at once and not only to the one that saw it come.
         let denied = self.news.borrow().denied.is_some();
         if !denied && self.news.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -262,9 +274,9 @@ impl Drop for Listener {
 }
 
 impl HubState {
-    fn tell(&self, channel: &str, text: Option<&str>) {
+    fn notify(&self, channel: &str, text: Option<&str>) {
         if let Some(news) = self.by_name.lock().get(channel) {
-            // Whoever waits is woken, although perhaps nothing else has changed.
+            // `send_modify` wakes the waiters also if the state stays equal.
             news.send_modify(|news| {
                 if let Some(text) = text {
                     news.text = Some(text.into());
@@ -273,34 +285,35 @@ impl HubState {
         }
     }
 
-    /// Tells the waiters of these channels what the server said of the subscription.
-    fn answer(&self, names: &[Arc<str>], heard: bool, denied: Option<&(ErrorKind, Arc<str>)>) {
+    /// Passes the server's answer about a subscription on to the waiters of these channels.
+    fn answer(&self, names: &[Arc<str>], subscribed: bool, denied: Option<&(ErrorKind, Arc<str>)>) {
         let by_name = self.by_name.lock();
         for news in names.iter().filter_map(|name| by_name.get(name)) {
-            news.send_modify(|news| *news = ChannelState { heard, denied: denied.cloned(), text: None });
+            news.send_modify(|news| *news = ChannelState { subscribed, denied: denied.cloned(), text: None });
         }
     }
 
-    /// The server tells of nothing any more; a message may have been missed.
-    fn deafen(&self) {
+    /// Resets all channels, which wakes their waiters: the server sends nothing any more, and a message may have been
+    /// missed.
+    fn reset(&self) {
         for news in self.by_name.lock().values() {
             news.send_modify(|news| *news = ChannelState::default());
         }
     }
 
-    /// Drops a channel if nobody listens to it; whether nobody does. One that is not known any more was dropped while
-    /// the connection was being opened, and the order to subscribe to it was still carried out.
-    fn drop_unheard(&self, name: &str) -> bool {
+    /// Drops a channel if it has no listener, and returns whether it has none. A channel that is not known any more was
+    /// dropped while the connection was being opened, and the order to subscribe to it was still carried out.
+    fn drop_unused(&self, name: &str) -> bool {
         let mut by_name = self.by_name.lock();
-        let unheard = by_name.get(name).is_none_or(|news| news.receiver_count() == 0);
-        if unheard {
+        let is_unused = by_name.get(name).is_none_or(|news| news.receiver_count() == 0);
+        if is_unused {
             by_name.remove(name);
             self.any.store(!by_name.is_empty(), Ordering::Release);
         }
-        unheard
+        is_unused
     }
 
-    /// All that are listened to.
+    /// Returns all channels with listeners, and drops the others.
     fn wanted(&self) -> Vec<Arc<str>> {
         let mut by_name = self.by_name.lock();
         by_name.retain(|_, news| news.receiver_count() > 0);
@@ -309,17 +322,17 @@ impl HubState {
     }
 }
 
-/// What keeps the connection.
+/// The task that keeps the connection.
 struct ConnectionKeeper<S> {
     source: S,
     shared: Arc<HubState>,
     orders: mpsc::UnboundedReceiver<ConnectionOrder>,
 }
 
-/// Why a connection is not served any more.
+/// The reason for which a connection is not served any more.
 enum Disconnection {
     Broken,
-    /// Nobody listened for a while.
+    /// There was no listener for a while.
     Idle,
     Closed,
 }
@@ -334,13 +347,15 @@ impl<S: Source> ConnectionKeeper<S> {
                     Some(_) => {}
                 }
             }
-            // A backend that panics counts as a connection that broke.
+            // A panic of the backend counts as a broken connection.
             let served = AssertUnwindSafe(self.open_and_serve(&mut pauses)).catch_unwind().await;
             match served.unwrap_or(Disconnection::Broken) {
                 Disconnection::Closed => return,
                 Disconnection::Idle => {}
                 Disconnection::Broken => {
-                    self.shared.deafen();
+                    // Before the pause: waiters are to ask the backend at once, and not when the next connection is
+                    // open.
+                    self.shared.reset();
                     self.source.broken();
                     tokio::time::sleep(pauses.next_pause()).await;
                 }
@@ -351,6 +366,8 @@ impl<S: Source> ConnectionKeeper<S> {
     async fn open_and_serve(&mut self, pauses: &mut Backoff) -> Disconnection {
         match self.source.open().await {
             Ok(mut connection) => {
+                // A connection that opens proves that the server is back, so the next failure begins with short pauses
+                // again.
                 *pauses = Backoff::new(PAUSE.0, PAUSE.1);
                 self.serve(&mut connection).await
             }
@@ -368,6 +385,7 @@ impl<S: Source> ConnectionKeeper<S> {
         let mut wanted = self.shared.wanted();
         let mut test = tokio::time::interval_at(Instant::now() + TEST, TEST);
         loop {
+            // A channel is subscribed once: a listener may have come, gone and come again before its orders were read.
             wanted.retain(|name| subscribed.insert(Arc::clone(name)));
             for names in wanted.chunks(MOST_AT_ONCE) {
                 if !answered(connection.subscribe(names)).await {
@@ -377,10 +395,12 @@ impl<S: Source> ConnectionKeeper<S> {
             wanted.clear();
             tokio::select! {
                 event = connection.next() => match event {
-                    Ok(event) => self.hear(event),
+                    Ok(event) => self.handle(event),
                     Err(_) => return Disconnection::Broken,
                 },
                 order = self.orders.recv() => {
+                    // All orders that have come are read before any is carried out, so that many channels go into one
+                    // command.
                     let mut next = Some(order);
                     while let Some(order) = next {
                         match order {
@@ -393,12 +413,15 @@ impl<S: Source> ConnectionKeeper<S> {
                 }
                 () = until(leaving.next()) => {
                     let mut gone = leaving.due(Instant::now());
-                    gone.retain(|name| self.shared.drop_unheard(name) && subscribed.remove(name));
+                    // The count of listeners decides, and not the order: another listener may have come since.
+                    gone.retain(|name| self.shared.drop_unused(name) && subscribed.remove(name));
                     if !gone.is_empty() && !answered(connection.unsubscribe(&gone)).await {
                         return Disconnection::Broken;
                     }
                 }
                 _ = test.tick() => {
+                    // Closed only at a test, so that a lock with few waiters does not open a connection for each of
+                    // them.
                     if subscribed.is_empty() {
                         return Disconnection::Idle;
                     }
@@ -410,10 +433,10 @@ impl<S: Source> ConnectionKeeper<S> {
         }
     }
 
-    fn hear(&self, event: Event) {
+    fn handle(&self, event: Event) {
         match event {
-            Event::Message(channel) => self.shared.tell(&channel, None),
-            Event::Text(channel, text) => self.shared.tell(&channel, Some(&text)),
+            Event::Message(channel) => self.shared.notify(&channel, None),
+            Event::Text(channel, text) => self.shared.notify(&channel, Some(&text)),
             Event::Subscribed(names) => self.shared.answer(&names, true, None),
             Event::Denied(names, failure) => {
                 let denied = (failure.kind(), failure.message().into());
@@ -423,17 +446,18 @@ impl<S: Source> ConnectionKeeper<S> {
     }
 }
 
-/// Channels that somebody has left, and when it is time to see whether anybody listens to them. Who leaves one later
-/// puts that off.
+/// Channels that a listener has left, with the time at which to look for other listeners. A later departure puts that
+/// off.
 #[derive(Default)]
 struct Leaving {
     last: HashMap<Arc<str>, Instant>,
-    /// Each one once, at the time or before it.
+    /// Each channel once, at its time or before it.
     order: VecDeque<(Instant, Arc<str>)>,
 }
 
 impl Leaving {
     fn note(&mut self, name: Arc<str>, at: Instant) {
+        // A name that is in `order` already only gets a later time, so that `order` cannot grow beyond the channels.
         if self.last.insert(Arc::clone(&name), at).is_none() {
             self.order.push_back((at, name));
         }
@@ -449,6 +473,8 @@ impl Leaving {
             && let Some((_, name)) = self.order.pop_front()
         {
             match self.last.get(&name) {
+                // The channel was left again since it was queued: it is looked at once for nothing, which is cheaper
+                // than to move it in the queue each time.
                 Some(&last) if last > now => self.order.push_back((last, name)),
                 _ => {
                     self.last.remove(&name);

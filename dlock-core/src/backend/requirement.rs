@@ -1,4 +1,4 @@
-//! What a program relies on, said aloud.
+//! The guarantees that a program can require of its backend.
 
 use std::fmt;
 
@@ -6,9 +6,8 @@ use crate::backend::{Capabilities, Mode};
 use crate::error::Failure;
 use crate::options::Options;
 
-/// A guarantee that a program relies on and that not every backend gives. Required of a backend that lacks it, it is an
-/// error at start-up, where it would otherwise be a silent weakness: see
-/// [`LocksBuilder::require`](crate::LocksBuilder::require).
+/// A guarantee that a program relies on and that not every backend gives. If the backend lacks it, requiring it is an
+/// error at start-up, in place of a silent weakness: see [`LocksBuilder::require`](crate::LocksBuilder::require).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Requirement {
@@ -26,7 +25,7 @@ pub enum Requirement {
     Durable,
     /// Several may read at a time. [`Capabilities::shared`].
     Shared,
-    /// A lock that is held alone can become a reader's in one step: [`Guard::downgrade`](crate::Guard::downgrade).
+    /// An exclusive lock can become a reader's in one step: [`Guard::downgrade`](crate::Guard::downgrade).
     /// [`Capabilities::downgrades`].
     Downgrade,
     /// There are semaphores. [`Capabilities::permits`].
@@ -40,7 +39,7 @@ pub enum Requirement {
 }
 
 impl Requirement {
-    /// All of them.
+    /// All requirements.
     pub const ALL: [Self; 10] = [
         Self::Fencing,
         Self::Fair,
@@ -86,7 +85,7 @@ impl Requirement {
         }
     }
 
-    /// Returns whether a backend with these capabilities gives it.
+    /// Returns whether a backend with these capabilities meets the requirement.
     #[must_use]
     pub const fn is_met_by(self, capabilities: &Capabilities) -> bool {
         match self {
@@ -119,7 +118,7 @@ pub(crate) fn check_mode(mode: Mode, capabilities: &Capabilities) -> Result<(), 
     }
 }
 
-/// Refuses a lock that is to be fair on a backend that cannot keep its waiters in line.
+/// Refuses a lock that is to be fair on a backend that cannot keep its waiters in a queue.
 pub(crate) fn check_fair(mode: Mode, capabilities: &Capabilities) -> Result<(), Failure> {
     if capabilities.fair {
         return Ok(());
@@ -133,7 +132,7 @@ pub(crate) fn check_fair(mode: Mode, capabilities: &Capabilities) -> Result<(), 
     Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }
 
-/// Refuses a lock whose key is to stay taken after its release, where that cannot be.
+/// Refuses a lock whose key is to stay taken after its release, if the backend or the lock's kind cannot do that.
 pub(crate) fn check_hold_at_least(
     mode: Mode,
     fair: bool,
@@ -148,7 +147,7 @@ pub(crate) fn check_hold_at_least(
     Err(Failure::new(crate::error::ErrorKind::Unsupported, what))
 }
 
-/// Refuses a lock that is to be taken over, where that cannot be.
+/// Refuses a lock that is to be taken over, if the backend or the lock's kind cannot do that.
 pub(crate) fn check_takes_over(options: &Options, capabilities: &Capabilities) -> Result<(), Failure> {
     let Options { mode, fair, role, takes_over, .. } = *options;
     check_handing_over(mode, fair, capabilities)?;
@@ -156,7 +155,7 @@ pub(crate) fn check_takes_over(options: &Options, capabilities: &Capabilities) -
         let what = "a leader's term and the lock of a job are not taken over from a baton; take the lock over by itself";
         return Err(Failure::new(crate::error::ErrorKind::Unsupported, what));
     }
-    // The number of permits that there are may have been changed since.
+    // The number of permits of the semaphore may have been changed since, so only this hold's part is compared.
     if let Some((_, left)) = takes_over.filter(|(_, left)| !left.has_same_part(&mode)) {
         return Err(Failure::invalid_config(format!(
             "the baton is one of a lock that was held as `{left}`, and this asks for `{mode}`; take it over as it was \
@@ -166,7 +165,7 @@ pub(crate) fn check_takes_over(options: &Options, capabilities: &Capabilities) -
     Ok(())
 }
 
-/// Refuses to hand a lock over, or to take it over, that is held in a way that the backend keeps where it is.
+/// Refuses to hand a lock over, or to take it over, if the backend cannot do that in its mode.
 pub(crate) fn check_handing_over(mode: Mode, fair: bool, capabilities: &Capabilities) -> Result<(), Failure> {
     check(&[Requirement::HandOver], capabilities)?;
     let what = if fair && !capabilities.fair {

@@ -1,9 +1,10 @@
 //! The rules of a key that several may hold, as a state machine without clock, I/O or randomness.
 //!
 //! A store of locks keeps one [`KeyState`] for each key and changes it atomically. It loads the state, calls one method
-//! with the request and the time of its own clock, and stores the state again. Who gets the lock, who is kept out, what
-//! has run out and which fence comes next is decided here. The form in which the state is stored is up to the store. A
-//! store with a row for each holder may load the rows of the tokens that a step names, and the rest as [`Others`].
+//! with the request and the time of its own clock, and stores the state again. The state decides which claim gets the
+//! lock, which is kept out, what has run out, and which fence comes next. The form in which the state is stored is up
+//! to the store. A store with a row for each holder may load the rows of the tokens that a step names, and the rest as
+//! [`Others`].
 //!
 //! ```
 //! use std::time::Duration;
@@ -26,7 +27,7 @@
 //!
 //! Entries whose time has ended count for nothing in any rule; a grant deletes them.
 //!
-//! | state | who is stored | writer asks | reader asks | *take* permits of *n* are asked for |
+//! | state | entries | writer asks | reader asks | *take* permits of *n* are asked for |
 //! |---|---|---|---|---|
 //! | free | none | granted, or kept out | granted, or kept out | granted, and *n* is stored; or kept out |
 //! | alone | one writer | busy until its end | busy until its end | conflict |
@@ -50,28 +51,28 @@
 //!   them; a share has one. An adopted entry, a renewal and a downgrade draw none.
 //! * **Preference**: a claim that waits for all of a lock or for several permits, and finds no room, keeps newcomers
 //!   out for [`PREFERENCE`], and lets them in for as long after that; then it may begin again. It counts while it asks
-//!   at least every [`PREFERENCE_ALIVE`]. There is one at a time. A grant to a writer ends that of any claim: those who
-//!   were waited for have left. Nobody is preferred behind a writer, since nobody comes in there.
+//!   at least every [`PREFERENCE_ALIVE`]. There is one at a time. A grant to a writer ends any preference: the holders
+//!   that were waited for have left. No claim is preferred behind a writer, since no newcomer gets in there.
 //! * **Order**: while the store names a [first in the queue](KeyState::with_first_in_queue) that is alive, only that
-//!   one is granted the key. A claim that waits in order is not kept out by preference.
+//!   claim is granted the key. A claim that waits in order is not kept out by preference.
 //! * **Permits**: the number is kept for [`PERMITS_REMEMBERED`] after the last request that granted, renewed, withdrew
-//!   or took over permits, and for as long as any are held or left. Taken are those of all entries, also of those left
-//!   under a baton. After it was lowered, nothing is granted until enough were released.
+//!   or took over permits, and for as long as any are held or left. All entries count as taken, also those left under a
+//!   baton. After the number was lowered, nothing is granted until enough were released.
 //!
 //! # Other homes of these rules
 //!
-//! `Memory` and SQLite (`dlock-sql`) keep such a state; SQLite takes a free key for one alone by a statement of its
-//! own. PostgreSQL, MariaDB and MySQL (`dlock-sql`) and Redis (`dlock-redis`, as Lua) have copies of the rules: there a
-//! step is one message, which the server carries out though its sender is paused, far away or gone. With the state in
-//! the client a step is two. If the row is locked between them, whoever is paused there keeps the key and its renewals
-//! waiting; if not, a client that is further away than others writes too late each time. Random histories on these
-//! stores are compared with this module. Where a copy decides differently:
+//! `Memory` and SQLite (`dlock-sql`) keep such a state; SQLite takes a free key exclusively by a statement of its own.
+//! PostgreSQL, MariaDB and MySQL (`dlock-sql`) and Redis (`dlock-redis`, as Lua) have copies of the rules: there a step
+//! is one message, which the server carries out though its sender is paused, far away or gone. With the state in the
+//! client a step is two messages. If the row is locked between them, a client that is paused there keeps the key and
+//! its renewals waiting; if not, a client that is further away than others writes too late each time. Random histories
+//! on these stores are compared with this module. Where a copy decides differently:
 //!
 //! | rule | here | copies that differ |
 //! |---|---|---|
-//! | an attempt to read under a token that holds the key alone, which no claim makes | keeps it alone | SQL servers: busy |
+//! | an attempt to read under a token that holds the key exclusively, which no claim makes | keeps it exclusive | SQL servers: busy |
 //! | another claim's preference when a writer is granted the key | ends | SQLite's statement: goes on |
-//! | a writer that asks for the first time, of a key that nobody holds, while another claim is preferred | kept out | databases: granted |
+//! | a writer that asks for the first time, of a key without holders, while another claim is preferred | kept out | databases: granted |
 //! | when a busy key may be free | when the first entry ends | Redis: a lower bound of that, and with a queue the later of preference and turn |
 //! | permits whose number is not asked for again after a baton was taken over | remembered as after a grant | Redis: no longer than before, or than the lease |
 //! | room | as many readers as ask | Redis: 10,000 holders; Redisson's format: 10,000 readers |

@@ -1,4 +1,4 @@
-//! How a backend tells of a lock that it granted.
+//! The reports of a backend on a lock that it granted.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
@@ -6,24 +6,36 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 
-/// A backend's line to one hold: to say that it is suspect, proven, or lost, or that a renewal would show whether it
-/// is.
+/// A backend's channel to one hold.
+///
+/// ```text
+///       suspect()
+/// held <----------> suspect        lost() ends both for good; renew_within() has the hold renewed soon
+///       trust()
+/// ```
 ///
 /// It does not keep the lock alive. Calls are cheap, never block, and do nothing once the lock was lost or released.
 #[derive(Clone, Debug)]
 pub struct Signal(Weak<dyn SignalSink>);
 
-/// Who is notified of a [`Signal`]: a hold, or one vote of several that make a hold.
-pub(crate) trait SignalSink: Send + Sync {
+/// The receiver of a [`Signal`]: a hold, or one vote of several that make a hold. The methods are those of the signal.
+pub trait SignalSink: Send + Sync {
+    /// Receives [`Signal::lost`].
     fn lost(&self, cause: Cow<'static, str>);
+    /// Receives [`Signal::suspect`].
     fn suspect(&self);
+    /// Receives [`Signal::trust`].
     fn trust(&self, proof: Timestamp);
+    /// Receives [`Signal::release_requested`].
     fn release_requested(&self);
+    /// Receives [`Signal::renew_within`].
     fn renew_within(&self, limit: Duration);
 }
 
 impl Signal {
-    pub(crate) fn new<W: SignalSink + 'static>(sink: &Arc<W>) -> Self {
+    /// Creates a signal to `sink`, which it does not keep alive: for a backend that is made of others, whose claims
+    /// report their trouble to it.
+    pub fn new<W: SignalSink + 'static>(sink: &Arc<W>) -> Self {
         let sink: Weak<W> = Arc::downgrade(sink);
         Self(sink)
     }
@@ -42,7 +54,7 @@ impl Signal {
         }
     }
 
-    /// Reports that somebody else asks the holder to release the lock, who may heed it:
+    /// Reports that a user asks the holder to release the lock, which it may do:
     /// [`Held::release_requested`](crate::Held::release_requested).
     pub fn release_requested(&self) {
         if let Some(sink) = self.0.upgrade() {
@@ -51,9 +63,9 @@ impl Signal {
     }
 
     /// Has the lock renewed within this time, which may find it gone: for a backend that was notified of a change of
-    /// its lock, or whose renewals have the server tell of such. Nothing but the next renewal changes by it. The pauses
-    /// between such renewals grow, up to a twelfth of the lease, so that what changes again and again does not keep the
-    /// server busy. Does nothing for a lock that a session keeps.
+    /// its lock, or whose renewals have the server notify of such. Nothing but the next renewal changes by it. The
+    /// pauses between such renewals grow, up to a twelfth of the lease, so that a key that changes again and again does
+    /// not keep the server busy. Does nothing for a lock that a session keeps.
     pub fn renew_within(&self, limit: Duration) {
         if let Some(sink) = self.0.upgrade() {
             sink.renew_within(limit);

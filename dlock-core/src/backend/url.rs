@@ -11,18 +11,18 @@ const LONGEST_HOST: usize = 255;
 
 /// The parts of a URL `scheme://authority/path?query`, as they are written.
 ///
-/// No failure repeats any part of the URL: wherever a `/`, a `?` or a `#` in a password was not escaped, what follows
-/// it stands in another part.
+/// No failure repeats any part of the URL: wherever a `/`, a `?` or a `#` in a password was not escaped, the rest of
+/// the password stands in another part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UrlParts<'a> {
-    /// What is before `://`.
+    /// The part before `://`.
     pub scheme: &'a str,
     /// User, password and hosts.
     pub authority: &'a str,
-    /// With the slash that it begins with, if there is one.
+    /// The path, with the slash that it begins with, if there is one.
     pub path: &'a str,
-    /// Without the question mark.
+    /// The query, without the question mark.
     pub query: &'a str,
 }
 
@@ -71,7 +71,7 @@ impl<'a> UrlParts<'a> {
         Ok(Self { scheme, authority, path, query })
     }
 
-    /// Refuses a query in which a parameter stands twice, of which one would count and the other not.
+    /// Refuses a query in which a parameter stands twice, since only one of the two would count.
     ///
     /// ```
     /// use dlock_core::backend::UrlParts;
@@ -82,7 +82,7 @@ impl<'a> UrlParts<'a> {
     ///
     /// # Errors
     ///
-    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) when one does.
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) when a parameter does.
     pub fn check_query(query: &str) -> Result<(), Failure> {
         let pairs = query.split('&').filter(|part| !part.is_empty());
         let mut names: Vec<&str> =
@@ -97,8 +97,8 @@ impl<'a> UrlParts<'a> {
     }
 
     /// Reads `host`, `host:port`, `[v6]` or `[v6]:port`, as it stands in an authority: the host without brackets, and
-    /// the port, where there is one. An address of IPv6 is the same however it is written; its zone may follow it,
-    /// after `%25`. `None` when it is none of these.
+    /// the port, if there is one. An address of IPv6 is the same however it is written; its zone may follow it, after
+    /// `%25`. `None` when the text is none of these.
     ///
     /// ```
     /// use dlock_core::backend::UrlParts;

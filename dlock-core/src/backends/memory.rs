@@ -1,8 +1,9 @@
 //! Locks inside this process: the reference for authors of backends, and the tool with which users test their code.
 
+mod announced;
 mod claim;
 mod faults;
-mod line;
+mod queue;
 mod stored;
 
 use std::collections::HashMap;
@@ -15,8 +16,8 @@ use foldhash::fast::RandomState;
 
 use crate::backend::shares::{Answer, Granted, HolderEntry, Verdict};
 use crate::backend::{
-    Administration, Attempt, Backend, BatchAttempt, BoxedFuture, Busy, Capabilities, ClaimRequest, Forced,
-    Grant, LockId, Mode, Occupancy, Validity, boxed,
+    Administration, Announcements, Attempt, Backend, BatchAttempt, BoxedFuture, Busy, Capabilities,
+    ClaimRequest, Forced, Grant, LockId, Mode, Occupancy, Validity, boxed,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
@@ -27,9 +28,10 @@ use crate::key::Key;
 use crate::sync::Notify;
 use crate::sync::plain::{Mutex, MutexGuard};
 use crate::token::Token;
+use announced::Announced;
 use claim::MemoryClaim;
 pub use faults::Faults;
-use line::Lines;
+use queue::Queues;
 use stored::{HolderDetail, Keys, Stored, busy, holder};
 
 /// A backend in this process's memory.
@@ -60,9 +62,10 @@ struct SharedMemory {
     clock: Clock,
     faults: Faults,
     state: Mutex<MemoryState>,
+    announced: Announced,
 }
 
-/// Tells the memories of this process apart.
+/// A number that distinguishes the memories of this process.
 struct Number(u64);
 
 impl Default for Number {
@@ -75,9 +78,9 @@ impl Default for Number {
 #[derive(Default)]
 struct MemoryState {
     keys: Keys,
-    /// Who waits in line.
-    lines: Lines,
-    /// Who waits for a change of a key. Only keys with waiters have an entry.
+    /// The waiters in order.
+    queues: Queues,
+    /// The waiters for a change of a key. Only keys with waiters have an entry.
     watched: HashMap<Key, Arc<Notify>, RandomState>,
     /// The last fence of any key. One counter for all keys needs no memory for keys that are free.
     fence: u64,
@@ -96,13 +99,14 @@ impl Memory {
         Self(Arc::new(SharedMemory { clock, ..SharedMemory::default() }))
     }
 
-    /// Returns what can be made to go wrong.
+    /// Returns the faults that a test can set.
     #[must_use]
     pub fn faults(&self) -> &Faults {
         &self.0.faults
     }
 
-    /// Takes the lock of `key` away from all its holders, who are notified at once, and returns whether there was one.
+    /// Takes the lock of `key` away from all its holders, which are notified at once, and returns whether there was
+    /// one.
     pub fn lose(&self, key: &str) -> bool {
         let entries = self.0.remove(key);
         for signal in entries.iter().filter_map(|entry| entry.detail.signal.as_ref()) {
@@ -111,13 +115,13 @@ impl Memory {
         !entries.is_empty()
     }
 
-    /// Deletes the lock of `key` behind its holder's back, as an administrator or a lost server would. The holder
-    /// finds out at its next renewal. Whether there was one.
+    /// Deletes the lock of `key` behind its holder's back, as an administrator or a lost server would. The holder finds
+    /// out at its next renewal. Returns whether there was one.
     pub fn delete(&self, key: &str) -> bool {
         !self.0.remove(key).is_empty()
     }
 
-    /// Returns how many locks are held now.
+    /// Returns the number of locks that are held now.
     #[must_use]
     pub fn held(&self) -> usize {
         let now = self.0.clock.now();
@@ -130,14 +134,14 @@ impl SharedMemory {
         self.state.lock()
     }
 
-    /// The server's part of an attempt for several locks: one atomic step.
+    /// Carries out the server's part of an attempt for several locks, in one atomic step.
     fn grant_all(&self, claims: &[&mut MemoryClaim]) -> Result<BatchAttempt, Failure> {
         let now = self.clock.now();
         let mut state = self.state();
         for (place, claim) in claims.iter().enumerate() {
             if let Some(busy) = state.busy(&claim.request, now)? {
-                // The batch waits for this key alone; kept out of the others by it, two batches would wait for each
-                // other while all is free.
+                // The batch waits for this key alone. If it kept newcomers out of the others too, two batches would
+                // wait for each other while all is free.
                 let others = claims.iter().enumerate().filter(|(other, _)| *other != place);
                 let freed: Vec<_> = others
                     .map(|(_, claim)| &claim.request)
@@ -146,11 +150,12 @@ impl SharedMemory {
                     .collect();
                 drop(state);
                 for key in freed {
-                    self.tell(self.state(), key.as_str());
+                    self.notify(self.state(), key.as_str());
                 }
                 return Ok(BatchAttempt::Busy { place, busy });
             }
         }
+        // All keys were judged before the first is granted, and the mutex is still locked: all or nothing.
         let granted = claims.iter().map(|claim| state.grant(&claim.request, 1, now));
         Ok(BatchAttempt::Granted(granted.collect()))
     }
@@ -166,20 +171,22 @@ impl SharedMemory {
     ) -> Vec<HolderEntry<HolderDetail>> {
         let entries = state.keys.remove(key);
         if !entries.is_empty() {
-            self.tell(state, key);
+            self.notify(state, key);
         }
         entries
     }
 
-    /// Tells those who wait for `key`, whose wakers are run when nothing is locked, and returns how many do. Where
-    /// there is a line, it is the turn of the first, and no other one hears of it.
-    fn tell(&self, mut state: MutexGuard<'_, MemoryState>, key: &str) -> u32 {
-        if let Some(turn) = state.lines.next_turn(key, self.clock.now()) {
+    /// Notifies the waiters for `key`, whose wakers are run when nothing is locked, and returns their number. If there
+    /// is a queue, it is the turn of its first, and no other waiter is notified.
+    fn notify(&self, mut state: MutexGuard<'_, MemoryState>, key: &str) -> u32 {
+        if let Some(turn) = state.queues.next_turn(key, self.clock.now()) {
             drop(state);
             wake_all(&turn);
             return 0;
         }
         let watched = state.watched.get_key_value(key);
+        // Counted as a watch of its own, so that the entry stays while the waiters are woken below, and is removed if
+        // they have all gone by then.
         let watch = watched.map(|(key, changed)| KeyWatch {
             shared: self,
             key: key.clone(),
@@ -187,14 +194,14 @@ impl SharedMemory {
         });
         drop(state);
         watch.map_or(0, |watch| {
-            // One of them is of the list, and one of this.
+            // The list has one reference, and `watch` has one.
             let waiting = Arc::strong_count(&watch.changed).saturating_sub(2);
             wake_all(&watch.changed);
             u32::try_from(waiting).unwrap_or(u32::MAX)
         })
     }
 
-    /// The notification of this key, shared by all who wait for it.
+    /// Returns the notification of this key, which all its waiters share.
     fn watch(&self, key: &Key) -> KeyWatch<'_> {
         let changed = Arc::clone(self.state().watched.entry(key.clone()).or_default());
         KeyWatch { shared: self, key: key.clone(), changed }
@@ -202,25 +209,30 @@ impl SharedMemory {
 }
 
 impl MemoryState {
-    /// Who else has the lock, or has its turn. Who is to be kept in line has a place from now on.
+    /// Returns the other holder of the lock, or the one whose turn it is. A claim that waits in order has a place in
+    /// the queue from now on.
     fn busy(&mut self, request: &ClaimRequest, now: Timestamp) -> Result<Option<Busy>, Failure> {
         let Some(mut busy) = self.taken(request, now)? else { return Ok(None) };
         if request.fair && request.waits {
-            let (is_first, is_new) = self.lines.stand(request, now);
+            let (is_first, is_new) = self.queues.enter(&request.key, request.token, now);
+            // The claim knows whether it had a place before, and clears this for its first one.
             busy.requeued = is_new;
-            // Those behind the first have no reason to ask when it ends.
+            // The claims behind the first have no reason to ask when the holder's lease ends.
             busy.retry_after.take_if(|_| !is_first && busy.holder.is_some());
         }
         Ok(Some(busy))
     }
 
     fn taken(&mut self, request: &ClaimRequest, now: Timestamp) -> Result<Option<Busy>, Failure> {
-        let first = self.lines.first(&request.key, request.token, now);
+        let first = self.queues.first(&request.key, request.token, now);
         let mut free = None;
+        // A free key without a queue needs no state, which is the common case. With a queue, an empty state judges
+        // whose turn it is.
         let state = match self.keys.get_mut(&request.key) {
             None if first.is_none() => return Ok(None),
             state => state.unwrap_or_else(|| free.insert(Stored::new())),
         };
+        // The state keeps no queue: it gets the first claim before each judgement, since that may have changed.
         state.set_first_in_queue(first);
         let asked = request.to_lock_request();
         let until = match state.judge(&asked, now) {
@@ -235,17 +247,18 @@ impl MemoryState {
         Ok(Some(busy(state, until, now)))
     }
 
-    /// Has a claim keep nobody out any more. Whether it did.
+    /// Ends the preference of a claim. Returns whether it had one.
     fn stop_waiting(&mut self, key: &Key, token: &Token) -> bool {
         self.keys.get_mut(key).is_some_and(|state| state.stop_waiting(token))
     }
 
-    /// Gives what was left under this token to the claim that presents it.
+    /// Gives the key that was left under this token to the claim that presents it.
     fn take_over(&mut self, request: &ClaimRequest, left: Token, fences: u32, now: Timestamp) -> Attempt {
         let asked = request.to_lock_request().with_fences(fences, Fence::new(self.fence + 1));
         let Some(state) = self.keys.get_mut(&request.key) else { return Attempt::Busy(Busy::default()) };
         match state.take_over(&asked, &left, now, || HolderDetail::of(request, now)) {
             Answer::Granted(granted) => {
+                // The counter is that of all keys, so that a key that was forgotten in between gets no lower fence.
                 self.fence = self.fence.max(state.last_fence().get());
                 Attempt::Granted(grant(request, granted))
             }
@@ -254,10 +267,10 @@ impl MemoryState {
         }
     }
 
-    /// Gives the lock, which nobody else has, with so many fences.
+    /// Grants the lock, which has no other holder, with so many fences.
     fn grant(&mut self, request: &ClaimRequest, fences: u32, now: Timestamp) -> Grant {
         if request.fair {
-            self.lines.leave(&request.key, request.token);
+            self.queues.leave(&request.key, request.token);
         }
         let asked = request.to_lock_request().with_fences(fences, Fence::new(self.fence + 1));
         let state = self.keys.get_or_insert(&request.key, now);
@@ -289,6 +302,7 @@ impl Backend for Memory {
             .with_leaving()
             .with_handing_over()
             .with_handing_over_of_shares()
+            .with_announcements()
             .without_servers()
     }
 
@@ -306,17 +320,18 @@ impl Backend for Memory {
 
     async fn attempt_all(&self, claims: &mut [&mut MemoryClaim]) -> Result<BatchAttempt, Failure> {
         if claims.len() > 1 && claims.iter().any(|claim| claim.request.fair) {
-            // Each waits in a line of its own, and they could wait for each other.
+            // Each claim waits in a queue of its own, and two batches could wait for each other.
             return Ok(BatchAttempt::Separately);
         }
         claims.iter_mut().for_each(|claim| claim.in_flight.begin(()));
+        // All of them are in flight from here on: the batch may be dropped while a fault delays it.
         let answer = self.0.faults.around(|| self.0.grant_all(claims)).await??;
         let granted = matches!(answer, BatchAttempt::Granted(_));
         for claim in claims.iter_mut() {
             claim.held = granted;
             match granted {
                 true => claim.in_flight.clear(),
-                // What an earlier attempt took may still be there.
+                // An earlier attempt may have been granted, and what it took may still be there.
                 false => claim.in_flight.took_nothing(&()),
             }
         }
@@ -348,6 +363,15 @@ impl Backend for Memory {
         shared.faults.around(look).await
     }
 
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        self.0.announced.tell(key);
+        Ok(())
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        self.0.announced.listen(key.clone())
+    }
+
     fn administration(&self) -> Option<&dyn Administration> {
         Some(self)
     }
@@ -368,6 +392,7 @@ impl Administration for Memory {
         let shared = &self.0;
         let force = move || {
             let now = shared.clock.now();
+            // Without `seen`, entries whose time has ended are removed too, but do not count as released.
             let Some(seen) = seen else {
                 let held = shared.remove(key.as_str()).iter().any(|entry| entry.expires > now);
                 return if held { Forced::Released } else { Forced::Free };
@@ -396,8 +421,8 @@ impl Administration for Memory {
                     return conflict.map_or(Ok(None), Err);
                 }
             };
-            // There may be more of them.
-            shared.tell(state, key.as_str());
+            // The number of permits may have grown.
+            shared.notify(state, key.as_str());
             Ok(before)
         };
         boxed(async move { shared.faults.around(resize).await? })
@@ -410,7 +435,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// One waiter of a key, or somebody who tells them; the last one takes the entry away.
+/// One waiter of a key, or a call that notifies them. The last one removes the entry.
 struct KeyWatch<'a> {
     shared: &'a SharedMemory,
     key: Key,
@@ -420,7 +445,7 @@ struct KeyWatch<'a> {
 impl Drop for KeyWatch<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state();
-        // The map's own, and this one.
+        // One reference is the map's, and one is this one.
         if Arc::strong_count(&self.changed) == 2 {
             state.watched.remove(&self.key);
         }

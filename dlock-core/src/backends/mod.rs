@@ -2,4 +2,3 @@
 
 pub(crate) mod memory;
 pub(crate) mod prefix;
-pub(crate) mod quorum;

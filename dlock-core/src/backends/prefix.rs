@@ -5,8 +5,8 @@ use std::fmt::{self, Write};
 use sha2::{Digest, Sha256};
 
 use crate::backend::{
-    Administration, Backend, BatchAttempt, BoxedFuture, Capabilities, ClaimRequest, Finding, Forced, LockId,
-    NodeState, Occupancy, ServerAddress, Unadministered, boxed,
+    Administration, Announcements, Backend, BatchAttempt, BoxedFuture, Capabilities, ClaimRequest, Finding,
+    Forced, LockId, NodeState, Occupancy, ServerAddress, Unadministered, boxed,
 };
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -14,9 +14,9 @@ use crate::holder::Holder;
 use crate::key::{Key, start_of};
 
 const MAX_PREFIX: usize = 128;
-/// What the digest of a long key takes, with the mark before it.
+/// The length of the digest of a long key, with the mark before it.
 const DIGEST: usize = 65;
-/// Up to so many bytes, prefix and key are the name on the servers.
+/// The most bytes of prefix and key together that are the name on the servers as they are.
 const LONGEST_AS_IT_IS: usize = Key::MAX_LEN - 80;
 
 /// A backend whose keys all begin with a prefix on the servers, so that several services share one store without
@@ -48,8 +48,8 @@ impl<B> Prefixed<B> {
         Ok(Self { backend, prefix })
     }
 
-    /// How the key is called on the servers. A long one ends with its digest instead of its own end, and is then longer
-    /// than any that does not, so that no two keys have one name.
+    /// Returns the name of the key on the servers. A long key ends with its digest in place of its own end, and is then
+    /// longer than any key that does not, so that no two keys have one name.
     fn key(&self, key: &Key) -> Key {
         let (prefix, text) = (self.prefix.as_str(), key.as_str());
         if prefix.len() + text.len() <= LONGEST_AS_IT_IS {
@@ -69,7 +69,7 @@ impl<B: Backend> Prefixed<B> {
     }
 }
 
-/// A key made of a checked prefix and a key.
+/// Makes a key of a checked prefix and a key.
 fn certain(text: String) -> Key {
     match Key::new(text) {
         Ok(key) => key,
@@ -118,6 +118,14 @@ impl<B: Backend> Backend for Prefixed<B> {
         self.backend.occupancy(&self.key(key)).await
     }
 
+    async fn announce(&self, key: &Key) -> Result<(), Failure> {
+        self.backend.announce(&self.key(key)).await
+    }
+
+    fn announcements(&self, key: &Key) -> Announcements {
+        self.backend.announcements(&self.key(key))
+    }
+
     fn administration(&self) -> Option<&dyn Administration> {
         self.backend.administration().map(|_| self as &dyn Administration)
     }
@@ -142,7 +150,7 @@ impl<B: Backend> Backend for Prefixed<B> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Administration for Prefixed<B> {
-    /// Those with this prefix. A long key is listed by its name on the servers, which ends with its digest.
+    /// Lists the locks with this prefix. A long key is listed by its name on the servers, which ends with its digest.
     fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>> {
         boxed(async move {
             let all = self.of_all().holders().await?;

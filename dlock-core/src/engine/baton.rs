@@ -53,12 +53,12 @@ fn refused(hold: &Hold, why: Uncarried) -> Error {
 
 /// Refuses what cannot be handed over, before anything is changed.
 fn check_hold(hold: &Hold, at_most: Duration) -> Result<(), Failure> {
-    check_handing_over(hold.mode(), hold.fair, &hold.engine.capabilities)?;
-    if hold.role.is_some() {
+    check_handing_over(hold.mode(), hold.options.fair, &hold.engine.capabilities)?;
+    if hold.options.role.is_some() {
         let what = "a leader's term and the lock of a job stay with their owner; hand over a lock of its own";
         return Err(Failure::new(ErrorKind::Unsupported, what));
     }
-    if hold.downgrades.load(Ordering::Acquire) {
+    if hold.shares.downgrades.load(Ordering::Acquire) {
         let what =
             "it is being made a reader's lock, which the server has not confirmed; hand it over after that";
         return Err(Failure::new(ErrorKind::Conflict, what));
@@ -87,7 +87,7 @@ impl<'a> Marked<'a> {
         let hold = Arc::clone(self.hold);
         hold.close();
         let least = hold.leave_until().since(hold.engine.clock.now());
-        let at_most = at_most.unwrap_or(hold.lease).max(least);
+        let at_most = at_most.unwrap_or(hold.lease()).max(least);
         HandingOver { hold, at_most, claim: None, activity: self.activity.take() }
     }
 }
@@ -126,7 +126,7 @@ impl HandingOver {
             let refuse = |failure| hold.error(Operation::HandOver, failure);
             hold.engine.refuse_in_child().map_err(refuse)?;
             hold.check()?;
-            check_hold(hold, at_most.unwrap_or(hold.lease)).map_err(refuse)?;
+            check_hold(hold, at_most.unwrap_or(hold.lease())).map_err(refuse)?;
         }
         // When one cannot be, those before it are dropped, and are as they were.
         let mark = |hold| Marked::of(hold).map_err(|why| refused(hold, why));

@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::RequestClock;
 use crate::backend::dynamic::DynClaim;
-use crate::backend::request_clock::{RequestStage, UNSENT};
+use crate::backend::{RequestClock, RequestStage};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Failure;
 use crate::runtime::timer::Timers;
@@ -93,7 +92,7 @@ impl<'a> RequestBounds<'a> {
 impl Unanswered {
     pub(super) fn into_failure(self) -> Failure {
         match self {
-            Self::Unsent => Failure::unavailable(UNSENT),
+            Self::Unsent => Failure::unavailable(RequestClock::UNSENT),
             Self::Late(limit) => Failure::unknown(format!("no answer within {limit:?}")),
             Self::Over => Failure::unknown("no answer within what was left of the wait"),
         }

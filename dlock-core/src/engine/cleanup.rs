@@ -1,7 +1,10 @@
 //! What is left on the servers by acquires that failed and releases that were not confirmed, and how it is taken away.
 //!
 //! This is the only place that repeats a withdrawal: by the keeper, until nothing is left, and for a caller who waits
-//! for the answer. Backends make one request and say what is known after it.
+//! for the answer. Backends make one request and say what is known after it; what follows is [decided](plan) without a
+//! clock.
+
+mod plan;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +15,16 @@ use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
 use crate::engine::bounds::RequestBounds;
+use crate::engine::cleanup::plan::{Next, WithdrawalPlan};
 use crate::engine::hold::Hold;
 use crate::engine::left::LeftClaim;
 use crate::engine::tenure::Tenure;
 use crate::error::Failure;
 use crate::key::Key;
+use crate::options::Role;
 use crate::telemetry::{Site, Spanned, Subject, Trace};
 
-/// For how long a key stays taken that was to be handed over: a withdrawal would not touch what is left already.
-const RETRACTED_FOR: Duration = Duration::from_millis(1);
-
-/// A claim that nobody waits for any more.
+/// A claim whose caller has gone, with what the keeper needs to withdraw it.
 pub(crate) struct Cleanup {
     pub(crate) engine: Arc<Engine>,
     pub(crate) key: Key,
@@ -40,6 +42,8 @@ pub(crate) struct Cleanup {
     /// What was to be handed over is taken back: the key may be left already, for so long at most, and nobody has the
     /// baton.
     pub(crate) retracts: Option<Duration>,
+    /// Whether it was a term of an election, whose end is announced.
+    pub(crate) is_term: bool,
     /// Of an acquire that was dropped before its end.
     pub(super) left: Option<LeftClaim>,
 }
@@ -52,13 +56,14 @@ impl Cleanup {
             key: hold.key.clone(),
             site: hold.site,
             claim,
-            lease: hold.lease,
-            request_timeout: hold.request_timeout,
+            lease: hold.lease(),
+            request_timeout: hold.options.request_timeout,
             activity,
             tenure: hold.ended_tenure(),
             trace: hold.trace.clone(),
             leave_until: hold.leave_until(),
             retracts: None,
+            is_term: hold.options.role == Some(Role::Leader),
             left: None,
         }
     }
@@ -81,78 +86,63 @@ impl Cleanup {
     }
 
     async fn withdraw(mut self) {
-        let clock = &self.engine.clock;
-        // A request that is still on its way starts its lease when it arrives. What a session keeps has no lease, and
-        // would be kept for as long as this process lives.
-        let arrives_until = match self.engine.capabilities.session_kept {
-            true => Timestamp::NEVER,
-            false => clock.now() + self.lease + self.request_timeout,
-        };
-        // What a request has left is there until its time is over, which may be long after that.
-        let left_until = self.retracts.map(|most| clock.now() + most + self.request_timeout);
-        let until = left_until.map_or(arrives_until, |left| left.max(arrives_until));
+        let engine = Arc::clone(&self.engine);
+        let clock = &engine.clock;
+        let mut plan = self.plan(clock.now());
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut refusals = Backoff::of_refusals();
         let mut others_waiting = 0;
-        // Whether the answer may be the first that tells of a lock that was there.
-        let mut news = true;
         loop {
-            let left = self.leave_until.since(clock.now());
-            let leaves_for = if self.retracts.is_some() { left.max(RETRACTED_FOR) } else { left };
+            let left = plan.leaves_for(clock.now());
             let limits = (self.request_timeout, self.lease);
-            let answer = withdraw_once(&mut self.claim, &self.engine, limits, leaves_for).await;
-            let (may_arrive, over) = (clock.now() < arrives_until, clock.now() >= until);
-            if answer.is_ok() {
-                self.engine.registry.contacted(clock.now());
+            let answer = withdraw_once(&mut self.claim, &engine, limits, left.on_server).await;
+            if let Ok(withdrawal) = &answer {
+                engine.registry.contacted(clock.now());
+                others_waiting = withdrawal.others_waiting.max(others_waiting);
             }
-            others_waiting =
-                answer.as_ref().map_or(0, |withdrawal| withdrawal.others_waiting).max(others_waiting);
-            match answer {
-                Ok(withdrawal) if withdrawal.settled || !may_arrive => {
-                    self.engine.telemetry.cleaned_up();
+            // From before the look at whether the locks are shut down: none is missed.
+            let shut = engine.registry.shut();
+            let next = plan.after(&answer, left, clock.now(), engine.registry.is_closed());
+            if let Err(failure) = &answer {
+                match next {
+                    Next::AwaitMending { .. } => engine.telemetry.cleanup_refused(self.subject(), failure),
+                    _ => engine.telemetry.cleanup_failed(self.subject(), failure, next == Next::GiveUp),
+                }
+            }
+            match next {
+                Next::Settled => {
+                    engine.telemetry.cleaned_up();
                     break;
                 }
-                // What was sent before may still take effect: withdrawn again until it cannot any more. Those who wait
-                // here need not wait for that, and are not told each time that nothing was there.
-                Ok(withdrawal) => {
-                    if std::mem::take(&mut news) || withdrawal.removed {
-                        self.engine.wait_queue.released(&self.key);
+                Next::GiveUp => break,
+                Next::AwaitMending { at_most } => {
+                    let pause = refusals.pause(engine.entropy.fraction()).min(at_most);
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        () = shut => {}
                     }
                 }
-                Err(failure) => {
-                    news = true;
-                    let shut = self.engine.registry.shut();
-                    // Whoever took the right or the table away may give it back before the lease has ended, and a
-                    // session has none. Not after a shutdown, where what is left ends with the session.
-                    if !over && failure.kind().is_refusal() && !self.engine.registry.is_closed() {
-                        self.engine.telemetry.cleanup_refused(self.subject(), &failure);
-                        let pause = refusals.pause(self.engine.entropy.fraction());
-                        // What could not be left is released when its time is over.
-                        let pause = if left.is_zero() { pause } else { pause.min(left) };
-                        let pause = tokio::time::sleep(pause.min(until.since(clock.now())));
-                        tokio::select! {
-                            () = pause => {}
-                            () = shut => {}
-                        }
-                        continue;
+                Next::AwaitEnd { left } => tokio::time::sleep(left).await,
+                Next::Again { is_news } => {
+                    if is_news {
+                        engine.wait_queue.released(&self.key);
                     }
-                    let given_up = over || !failure.is_transient();
-                    // Where nothing can be left, the lock itself stays until it may be released.
-                    let keeps = given_up && !over && !left.is_zero();
-                    self.engine.telemetry.cleanup_failed(self.subject(), &failure, given_up && !keeps);
-                    if keeps {
-                        tokio::time::sleep(left.min(until.since(clock.now()))).await;
-                        continue;
-                    }
-                    if given_up {
-                        break;
-                    }
+                    tokio::time::sleep(backoff.pause(engine.entropy.fraction())).await;
                 }
             }
-            tokio::time::sleep(backoff.pause(self.engine.entropy.fraction())).await;
         }
         drop(self.left.take());
-        self.engine.released(&self.key, self.tenure, others_waiting);
+        if self.is_term {
+            engine.announce(&self.key);
+        }
+        engine.released(&self.key, self.tenure, others_waiting);
+    }
+
+    /// Plans the withdrawals, which begin at `now`.
+    fn plan(&self, now: Timestamp) -> WithdrawalPlan {
+        let (lease, request) = (self.lease, self.request_timeout);
+        let lease = (!self.engine.capabilities.session_kept).then_some(lease);
+        WithdrawalPlan::new(now, (lease, request), self.leave_until, self.retracts)
     }
 }
 
@@ -179,7 +169,7 @@ pub(super) async fn claim_of(hold: &Hold) -> Result<Option<Box<dyn DynClaim>>, F
     if let Some(claim) = hold.try_take_claim() {
         return Ok(claim);
     }
-    let limit = hold.request_timeout;
+    let limit = hold.options.request_timeout;
     // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
     hold.engine.timers.within(limit, hold.take_claim()).await.ok_or_else(|| {
         Failure::unknown(format!("no end of a renewal within {limit:?}; does the backend block its thread?"))
@@ -197,7 +187,7 @@ pub(super) async fn withdraw_awaited(
     left: impl Fn() -> Duration,
     mut again: impl FnMut(u32) -> Option<Duration>,
 ) -> (Result<Withdrawal, Failure>, u32) {
-    let limits = (hold.request_timeout, hold.lease);
+    let limits = (hold.options.request_timeout, hold.lease());
     let mut asked = 0;
     loop {
         let answer = withdraw_once(claim, &hold.engine, limits, left()).await;

@@ -16,7 +16,6 @@ use crate::engine::hold::{Condition, Hold};
 use crate::engine::refusals::Refusals;
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::sync::atomic::Ordering;
-use crate::telemetry::Loss;
 
 /// Has the backend let others read, while the owner goes on to read.
 pub(crate) async fn downgrade(hold: &Arc<Hold>) -> Result<(), Error> {
@@ -40,11 +39,11 @@ fn prepare(hold: &Hold) -> Result<bool, Failure> {
     match hold.mode() {
         Mode::Exclusive => {}
         // The outcome may not be known yet.
-        Mode::Shared => return Ok(hold.downgrades.load(Ordering::Acquire)),
+        Mode::Shared => return Ok(hold.shares.downgrades.load(Ordering::Acquire)),
         Mode::Permits { .. } => return unsupported("permits of a semaphore are neither read nor written"),
     }
     check(&[Requirement::Downgrade], capabilities)?;
-    if hold.fair && !capabilities.fair {
+    if hold.options.fair && !capabilities.fair {
         return unsupported(
             "readers have no place among the waiters of a fair lock; leave out `fair` for this key",
         );
@@ -52,9 +51,9 @@ fn prepare(hold: &Hold) -> Result<bool, Failure> {
     if hold.leave_until() > Timestamp::from_nanos(0) {
         return unsupported("only a lock that is held alone can stay taken; leave out `hold_at_least`");
     }
-    hold.downgrades.store(true, Ordering::Release);
+    hold.shares.downgrades.store(true, Ordering::Release);
     if !hold.read_only() {
-        hold.downgrades.store(false, Ordering::Release);
+        hold.shares.downgrades.store(false, Ordering::Release);
         let why = "the caller has further guards of it, or bodies or tasks that run under it, which rely on its being \
                    held alone; downgrade the last of them";
         return Err(Failure::new(ErrorKind::Conflict, why));
@@ -67,7 +66,7 @@ struct Unconfirmed(Option<Arc<Hold>>);
 
 impl Drop for Unconfirmed {
     fn drop(&mut self) {
-        if let Some(hold) = self.0.take().filter(|hold| hold.downgrades.load(Ordering::Acquire)) {
+        if let Some(hold) = self.0.take().filter(|hold| hold.shares.downgrades.load(Ordering::Acquire)) {
             ask_later(hold);
         }
     }
@@ -92,7 +91,7 @@ async fn ask_until_known(mut unconfirmed: Unconfirmed) -> Result<(), Failure> {
 
 /// Asks once.
 async fn ask(hold: &Hold) -> Result<(), Failure> {
-    let limit = hold.request_timeout;
+    let limit = hold.options.request_timeout;
     let Some(lent) = hold.engine.timers.within(limit, hold.claim()).await else {
         return Err(Failure::unavailable(format!("no end of a renewal within {limit:?}")));
     };
@@ -121,7 +120,7 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
             if hold.condition() == Condition::Lost { Err(ended(hold)) } else { Ok(()) }
         }
         Ok(Renewed::Gone) => {
-            hold.lose_by(Loss::Gone);
+            hold.gone();
             Err(ended(hold))
         }
         Err(failure) => Err(failure),
@@ -138,7 +137,7 @@ fn ended(hold: &Hold) -> Failure {
 
 /// Has the keeper ask, again and again, until the outcome is known or the hold has ended.
 fn ask_later(hold: Arc<Hold>) {
-    if hold.downgrades_later.swap(true, Ordering::AcqRel) {
+    if hold.shares.downgrades_later.swap(true, Ordering::AcqRel) {
         return;
     }
     let activity = hold.engine.registry.activity.begin().into_background();
@@ -146,7 +145,7 @@ fn ask_later(hold: Arc<Hold>) {
     engine.later(async move {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut refusals = Refusals::new(&hold.engine, hold.site);
-        while hold.downgrades.load(Ordering::Acquire) {
+        while hold.shares.downgrades.load(Ordering::Acquire) {
             let fraction = hold.engine.entropy.fraction();
             let pause = match ask(&hold).await {
                 Ok(()) => {
@@ -168,7 +167,7 @@ fn ask_later(hold: Arc<Hold>) {
                 () = tokio::time::sleep(pause) => {}
             }
         }
-        hold.downgrades_later.store(false, Ordering::Release);
+        hold.shares.downgrades_later.store(false, Ordering::Release);
         drop(activity);
     });
 }

@@ -68,7 +68,7 @@ pub(crate) fn pass_on(hold: &Arc<Hold>, was: Condition, activity: ActivityToken)
     }
     let Some(Some(claim)) = hold.try_take_claim() else { return Err(Unpassed { claim: None, activity }) };
     let handoff = Handoff { before: Arc::clone(hold), claim: Some(claim), activity: Some(activity) };
-    match engine.wait_queue.pass_on(&hold.key, hold.lease, Box::new(handoff)) {
+    match engine.wait_queue.pass_on(&hold.key, hold.lease(), Box::new(handoff)) {
         Ok(()) => Ok(()),
         Err(parcel) => match Handoff::of(parcel) {
             Some(mut handoff) => match (handoff.claim.take(), handoff.activity.take()) {

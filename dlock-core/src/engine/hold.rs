@@ -1,16 +1,31 @@
-//! One lock that was granted: its validity, and the claim behind it.
+//! One lock that was granted.
+//!
+//! A [`Hold`] is what its guards, the views of it and the keeper share. Each part of it answers one question:
+//!
+//! | question | part |
+//! |---|---|
+//! | can it be relied on, and if not, why | [`LocalValidity`] |
+//! | when is it renewed | [`RenewalPlan`], by the rules of [`LeaseTerms`] |
+//! | who shares it, and may they only read | [`HoldShares`] |
+//! | what does its end leave to others | [`Succession`] |
+//! | who has the claim behind it | [`ClaimPlace`] |
+//!
+//! None of the parts has a clock, or runs code of others: the hold reads the clock, and reports and wakes.
 
 mod claim;
+pub(super) mod lease;
 mod passing;
+mod renewals;
 mod shares;
+mod validity;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Grant, Mode, Signal, SignalSink, Validity};
+use crate::backend::{Grant, Signal, SignalSink, Validity};
 use crate::clock::Timestamp;
 use crate::engine::registry::RegistryEntry;
 use crate::engine::tenure::Tenure;
@@ -19,28 +34,27 @@ use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::fence::Fence;
 use crate::guarded::wake_all;
 use crate::key::Key;
-use crate::options::{Role, margin};
-use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use crate::options::Role;
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::{Loss, Site, Subject, Trace};
 use claim::ClaimPlace;
+use lease::{After, LeaseTerms, Report, Standing};
+use passing::Succession;
+use renewals::RenewalPlan;
+use shares::HoldShares;
 pub(super) use shares::{ShareKind, Uncarried};
-
-const HELD: u8 = 0;
-const SUSPECT: u8 = 1;
-const LOST: u8 = 2;
-const RELEASED: u8 = 3;
-
-/// The pause after the first renewal that the backend wanted, in nanoseconds. It doubles from each to the next, up to
-/// that after a failed renewal, and is as short again after a renewal that was due by itself.
-const WANTED_PAUSE: u64 = 50_000_000;
+use validity::LocalValidity;
 
 /// What a hold is worth at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Condition {
+pub enum Condition {
+    /// It is valid.
     Held,
+    /// It cannot be relied on until it is confirmed.
     Suspect,
+    /// It was lost, for good.
     Lost,
+    /// It was released.
     Released,
 }
 
@@ -69,53 +83,30 @@ pub(crate) struct Hold {
     pub(crate) key: Key,
     pub(crate) site: Site,
     pub(crate) fence: Option<Fence>,
-    /// How it was granted; see [`mode`](Self::mode).
-    granted_as: Mode,
-    /// What its owner does with it, where that is more than to hold a lock.
+    pub(super) options: HoldOptions,
+    terms: LeaseTerms,
+    pub(super) acquired_at: Timestamp,
+    /// Of the span that took it.
+    pub(crate) trace: Trace,
+    validity: LocalValidity,
+    renewals: RenewalPlan,
+    pub(super) shares: HoldShares,
+    succession: Succession,
+    pub(super) listing: RegistryEntry,
+    changed: Notify,
+    claim: Mutex<ClaimPlace>,
+}
+
+/// What the owner of a hold asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HoldOptions {
+    /// What the owner does with it, where that is more than to hold a lock.
     pub(super) role: Option<Role>,
     /// Whether it was asked to be kept in line.
     pub(super) fair: bool,
-    /// The last of the fences that were reserved with it; zero when it is not to be passed on.
-    last_fence: u64,
-    pub(crate) tenure: Tenure,
-    pub(super) acquired_at: Timestamp,
-    pub(crate) request_timeout: Duration,
-    /// How often the owner asks again after an unknown outcome; `None` for as long as that is of use.
+    pub(super) request_timeout: Duration,
+    /// How often the servers are asked again after an unknown outcome; `None` for as long as that is of use.
     rechecks: Option<u32>,
-    /// The lease to be kept up, or the requested one where a session keeps the lock.
-    pub(crate) lease: Duration,
-    validity: Validity,
-    /// Of the span that took it.
-    pub(crate) trace: Trace,
-    /// When `max_hold` ends it.
-    ends_at: Timestamp,
-    /// Until when its release leaves the key taken; zero for an ordinary release.
-    leave_until: AtomicU64,
-    state: AtomicU8,
-    deadline: AtomicU64,
-    /// When the last request was sent that confirmed it.
-    confirmed_at: AtomicU64,
-    renew_at: AtomicU64,
-    /// When the backend wants a renewal besides, and before when it gets none.
-    wanted_at: AtomicU64,
-    not_wanted_before: AtomicU64,
-    /// Between two of these, in nanoseconds.
-    wanted_pause: AtomicU64,
-    at_risk: AtomicBool,
-    /// Somebody else asked for the lock.
-    release_requested: AtomicBool,
-    /// How many guards share the hold, by kind; the last one releases the lock.
-    shares: AtomicU64,
-    /// Whether the backend has not yet confirmed that it is for reading only; see [`mode`](Self::mode).
-    pub(super) downgrades: AtomicBool,
-    /// The keeper asks for that.
-    pub(super) downgrades_later: AtomicBool,
-    /// What came of handing it over.
-    carriage: AtomicU8,
-    pub(super) listing: RegistryEntry,
-    changed: Notify,
-    loss: OnceLock<Cow<'static, str>>,
-    claim: Mutex<ClaimPlace>,
 }
 
 impl Hold {
@@ -156,54 +147,29 @@ impl Hold {
     ) -> Arc<Self> {
         let Spec { engine, key, site, options } = spec.clone();
         let ends_at = options.max_hold.map_or(Timestamp::NEVER, |limit| now + limit);
-        let length = match validity {
-            Validity::Lease(length) | Validity::Session(Some(length)) => Some(length),
-            Validity::Session(None) => None,
-        };
-        let first = first_lease.or(length);
-        let deadline = first.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(ends_at);
-        let renew_at = match (validity, first_lease) {
-            // Soon, for the sake of what it is to be; a section that is short needs no renewal.
-            (Validity::Lease(_), Some(first)) => now + part_of(&engine, first / 20, 0.5),
-            // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the
-            // keeper for locks that are released soon.
-            (Validity::Lease(length), None) => sent + part_of(&engine, length / 3, 0.5),
-            (Validity::Session(_), _) => Timestamp::NEVER,
-        };
+        let terms = LeaseTerms::new(validity, options.lease, ends_at);
+        let plan = terms.granted(first_lease, (now, sent), || engine.entropy.fraction());
+        let leave_until = options.hold_at_least.map_or(Timestamp::from_nanos(0), |least| now + least);
         let hold = Arc::new(Self {
             engine,
             key,
             site,
             fence,
-            granted_as: options.mode,
-            role: options.role,
-            fair: options.fair,
-            last_fence,
-            tenure,
+            options: HoldOptions {
+                role: options.role,
+                fair: options.fair,
+                request_timeout: options.request_timeout(),
+                rechecks: options.rechecks,
+            },
+            terms,
             acquired_at: now,
-            request_timeout: options.request_timeout(),
-            rechecks: options.rechecks,
-            lease: length.unwrap_or(options.lease),
-            validity,
             trace: Trace::current(),
-            ends_at,
-            leave_until: AtomicU64::new(options.hold_at_least.map_or(0, |least| (now + least).as_nanos())),
-            state: AtomicU8::new(HELD),
-            deadline: AtomicU64::new(deadline.as_nanos()),
-            confirmed_at: AtomicU64::new(sent.as_nanos()),
-            renew_at: AtomicU64::new(renew_at.as_nanos()),
-            wanted_at: AtomicU64::new(Timestamp::NEVER.as_nanos()),
-            not_wanted_before: AtomicU64::new(0),
-            wanted_pause: AtomicU64::new(WANTED_PAUSE),
-            at_risk: AtomicBool::new(false),
-            release_requested: AtomicBool::new(false),
-            shares: AtomicU64::new(ShareKind::Plain.one()),
-            downgrades: AtomicBool::new(false),
-            downgrades_later: AtomicBool::new(false),
-            carriage: AtomicU8::new(Carriage::Begun as u8),
+            validity: LocalValidity::new(plan, sent),
+            renewals: RenewalPlan::new(plan.renew_at),
+            shares: HoldShares::new(options.mode),
+            succession: Succession::new(last_fence, tenure, leave_until),
             listing: RegistryEntry::default(),
             changed: Notify::new(),
-            loss: OnceLock::new(),
             claim: Mutex::new(ClaimPlace::Lent),
         });
         claim.granted(Signal::new(&hold));
@@ -213,7 +179,7 @@ impl Hold {
 
     /// The tenure that its release ends; none where others may hold the lock at the same time.
     pub(crate) fn ended_tenure(&self) -> Option<Tenure> {
-        self.mode().is_exclusive().then_some(self.tenure)
+        self.mode().is_exclusive().then_some(self.succession.tenure)
     }
 
     /// What spans and metrics say of it.
@@ -233,15 +199,11 @@ impl Hold {
 
     #[inline]
     fn condition_at(&self, now: impl FnOnce() -> Timestamp) -> Condition {
-        match self.state.load(Ordering::Acquire) {
-            RELEASED => Condition::Released,
-            LOST => Condition::Lost,
-            state => {
-                if now() >= self.deadline() {
-                    self.lose_by(self.reason_of_expiry());
-                    return Condition::Lost;
-                }
-                if state == SUSPECT { Condition::Suspect } else { Condition::Held }
+        match self.validity.condition(now) {
+            Some(condition) => condition,
+            None => {
+                self.lose_by(self.reason_of_expiry());
+                Condition::Lost
             }
         }
     }
@@ -251,8 +213,8 @@ impl Hold {
         self.condition_in(std::process::id())
     }
 
-    /// Returns the condition as `process` may see it, which is the calling one: who looks at many holds asks the system
-    /// for it once.
+    /// Returns the condition as `process` may see it, which is the calling one: a caller that looks at many holds asks
+    /// the system for it once.
     pub(crate) fn condition_in(&self, process: u32) -> Condition {
         if self.engine.is_of(process) { self.condition() } else { Condition::Lost }
     }
@@ -276,15 +238,11 @@ impl Hold {
 
     /// What came of handing it over, where it [is carried](Self::is_carried).
     pub(crate) fn carriage(&self) -> Carriage {
-        let state = self.carriage.load(Ordering::Acquire);
-        [Carriage::Done, Carriage::Failed]
-            .into_iter()
-            .find(|known| *known as u8 == state)
-            .unwrap_or(Carriage::Begun)
+        self.shares.carriage()
     }
 
     pub(super) fn note_carriage(&self, carriage: Carriage) {
-        self.carriage.store(carriage as u8, Ordering::Release);
+        self.shares.note_carriage(carriage);
     }
 
     pub(crate) fn error(&self, operation: Operation, failure: Failure) -> Error {
@@ -294,30 +252,35 @@ impl Hold {
     /// Whether its loss was noticed. Unlike [`condition`](Self::condition), this does not look at the clock.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
-        self.state.load(Ordering::Acquire) == LOST
+        self.validity.is_lost()
+    }
+
+    /// The lease to be kept up, or the requested one where a session keeps the lock.
+    pub(crate) const fn lease(&self) -> Duration {
+        self.terms.lease
     }
 
     /// Why it was lost.
     pub(crate) fn cause(&self) -> Cow<'static, str> {
-        self.loss.get().cloned().unwrap_or_default()
+        self.validity.loss().cloned().unwrap_or_default()
     }
 
     fn reason_of_expiry(&self) -> Loss {
-        if self.deadline() == self.ends_at { Loss::MaxHold } else { Loss::Expired }
+        if self.deadline() == self.terms.ends_at { Loss::MaxHold } else { Loss::Expired }
     }
 
     /// Whether a release or a downgrade whose caller waits is asked for again, after so many times.
     pub(crate) fn asks_again(&self, asked: u32) -> bool {
-        asked < self.rechecks.unwrap_or(1)
+        asked < self.options.rechecks.unwrap_or(1)
     }
 
     /// Whether a hand-over is asked for again, after so many times, while its time lasts.
     pub(super) fn hands_over_again(&self, asked: u32) -> bool {
-        self.rechecks.is_none_or(|most| asked < most)
+        self.options.rechecks.is_none_or(|most| asked < most)
     }
 
     pub(super) fn deadline(&self) -> Timestamp {
-        Timestamp::from_nanos(self.deadline.load(Ordering::Acquire))
+        self.validity.deadline()
     }
 
     /// Marks the hold lost, for good, as the backend said. Does nothing to one that was released.
@@ -331,11 +294,7 @@ impl Hold {
     }
 
     fn note_loss(&self, loss: Loss, cause: Cow<'static, str>) {
-        let _ = self.loss.set(cause);
-        let was = self
-            .state
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(LOST));
-        if was.is_ok() {
+        if self.validity.lose(cause) {
             let held = || self.engine.clock.now().since(self.acquired_at);
             let wake = || {
                 self.engine.registry.note_lost(self);
@@ -347,117 +306,87 @@ impl Hold {
 
     /// Until it is confirmed again, the hold cannot be relied on.
     pub(super) fn suspect(&self) {
-        self.at_risk.store(true, Ordering::Release);
-        let was = self.state.compare_exchange(HELD, SUSPECT, Ordering::AcqRel, Ordering::Acquire);
+        let was_held = self.validity.suspect();
         wake_all(&self.changed);
-        if was.is_ok() {
+        if was_held {
             self.engine.telemetry.suspected(self.subject());
         }
     }
 
     /// The backend confirmed the hold by a request sent at `sent`. Comes too late when the deadline has passed.
     pub(super) fn confirm(&self, sent: Timestamp) {
-        if matches!(self.condition(), Condition::Lost | Condition::Released) {
-            return;
-        }
-        if let Validity::Lease(length) | Validity::Session(Some(length)) = self.validity {
-            let deadline = valid_until(sent, length).min(self.ends_at);
-            self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
-            self.confirmed_at.fetch_max(sent.as_nanos(), Ordering::AcqRel);
-        }
-        if let Validity::Lease(length) = self.validity {
-            self.plan_renewal(sent + part_of(&self.engine, length / 3, 0.75));
-        }
-        self.at_risk.store(false, Ordering::Release);
-        let _ = self.state.compare_exchange(SUSPECT, HELD, Ordering::AcqRel, Ordering::Acquire);
-        wake_all(&self.changed);
+        self.report(Report::Confirmed(sent), self.condition());
+    }
+
+    /// The backend no longer has it under our token.
+    pub(super) fn gone(&self) {
+        self.report(Report::Gone, Condition::Held);
     }
 
     /// A renewal failed: it is tried again soon.
     pub(super) fn renewal_failed(&self) {
-        self.plan_renewal(self.engine.clock.now() + part_of(&self.engine, self.pause(), 0.5));
-        self.mark_at_risk();
+        // Also where the deadline has passed, which the keeper notices.
+        self.report(Report::Failed(self.engine.clock.now()), Condition::Held);
     }
 
-    /// The pause between renewals that are not due by themselves.
-    fn pause(&self) -> Duration {
-        (self.lease_that_runs() / 12).max(Duration::from_millis(5))
-    }
-
-    /// How long the lease that runs now is in all, which may be a first one.
-    fn lease_that_runs(&self) -> Duration {
-        let deadline = self.deadline();
-        if deadline >= self.ends_at {
-            return self.lease;
+    /// Carries out what follows a report on a hold that is worth this.
+    fn report(&self, report: Report, condition: Condition) {
+        let (deadline, confirmed_at) = (self.validity.deadline(), self.validity.confirmed_at());
+        let standing = Standing { condition, deadline, confirmed_at };
+        match self.terms.after(report, standing, || self.engine.entropy.fraction()) {
+            After::Nothing => return,
+            After::Lost => return self.lose_by(Loss::Gone),
+            After::Valid { sent, deadline, renew_at } => {
+                if let Some(deadline) = deadline {
+                    self.validity.extend(deadline, sent);
+                }
+                if let Some(at) = renew_at {
+                    self.renewals.plan(at);
+                }
+                self.validity.confirm();
+            }
+            After::AtRisk { renew_at } => {
+                self.renewals.plan(renew_at);
+                self.validity.put_at_risk();
+            }
         }
-        let confirmed = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire));
-        self.lease.min(deadline.since(confirmed))
-    }
-
-    /// How long an answer to a renewal sent at `sent` is waited for. In a first lease there is time for another one.
-    pub(super) fn renewal_limit(&self, sent: Timestamp) -> Duration {
-        let left = self.deadline().since(sent);
-        let is_first = self.lease_that_runs() < self.lease.mul_f64(0.9);
-        self.request_timeout.min(if is_first { left / 3 } else { left })
-    }
-
-    /// A renewal is late.
-    fn mark_at_risk(&self) {
-        self.at_risk.store(true, Ordering::Release);
         wake_all(&self.changed);
     }
 
+    /// How long an answer to a renewal sent at `sent` is waited for.
+    pub(super) fn renewal_limit(&self, sent: Timestamp) -> Duration {
+        let known = (self.deadline(), self.validity.confirmed_at());
+        self.terms.answer_limit(known, sent, self.options.request_timeout)
+    }
+
     pub(crate) fn is_release_requested(&self) -> bool {
-        self.release_requested.load(Ordering::Acquire)
+        self.succession.is_requested()
     }
 
     pub(crate) fn is_at_risk(&self) -> bool {
-        self.at_risk.load(Ordering::Acquire)
+        self.validity.is_at_risk()
     }
 
     /// For how long a renewal should have been confirmed and was not.
     pub(super) fn renewal_overdue(&self, now: Timestamp) -> Option<Duration> {
-        let due = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire)) + self.lease / 3;
-        (matches!(self.validity, Validity::Lease(_)) && self.is_at_risk() && due < now)
-            .then(|| now.since(due))
+        let due = self.validity.confirmed_at() + self.terms.lease / 3;
+        (self.terms.is_renewed() && self.is_at_risk() && due < now).then(|| now.since(due))
     }
 
     /// When the keeper has to look at this hold: a renewal, or the end.
     pub(super) fn due_at(&self) -> Timestamp {
-        let renewals = [&self.renew_at, &self.wanted_at].map(|at| at.load(Ordering::Acquire));
-        Timestamp::from_nanos(renewals[0].min(renewals[1])).min(self.deadline())
+        self.renewals.due_at().min(self.deadline())
     }
 
     /// Whether a renewal is due within `ahead` of `now`; if so it is the caller's to carry out, and nobody else's.
     pub(super) fn take_renewal(&self, now: Timestamp, ahead: Duration) -> bool {
-        let is_wanted = self.wanted_at.load(Ordering::Acquire) <= now.as_nanos();
-        if !is_wanted && self.renew_at.load(Ordering::Acquire) > (now + ahead).as_nanos() {
-            return false;
-        }
-        if is_wanted {
-            let pause = self.wanted_pause.load(Ordering::Acquire);
-            let next = now + Duration::from_nanos(pause);
-            self.not_wanted_before.store(next.as_nanos(), Ordering::Release);
-            let most = u64::try_from(self.pause().as_nanos()).unwrap_or(u64::MAX);
-            self.wanted_pause.store(pause.saturating_mul(2).min(most), Ordering::Release);
-        } else {
-            self.wanted_pause.store(WANTED_PAUSE, Ordering::Release);
-        }
-        // It is still to be sent, and so all that was wanted until now. Its end plans the next one.
-        self.renew_never();
-        true
+        let most = || self.terms.pause(self.deadline(), self.validity.confirmed_at());
+        self.renewals.take(now, ahead, most)
     }
 
-    /// Plans none any more.
+    /// Plans no renewal any more.
     pub(super) fn renew_never(&self) {
-        self.renew_at.store(Timestamp::NEVER.as_nanos(), Ordering::Release);
-        self.wanted_at.store(Timestamp::NEVER.as_nanos(), Ordering::Release);
-    }
-
-    /// Plans the next renewal, unless the hold ends before by `max_hold`.
-    pub(super) fn plan_renewal(&self, at: Timestamp) {
-        let at = if self.deadline() >= self.ends_at { Timestamp::NEVER } else { at };
-        self.renew_at.store(at.as_nanos(), Ordering::Release);
+        self.renewals.never();
     }
 
     /// How long it stays valid if nothing confirms it; `None` without a known end.
@@ -471,12 +400,7 @@ impl Hold {
 
     /// How long it is valid from one confirmation to the next; `None` without a known end.
     pub(crate) fn trusted_for(&self) -> Option<Duration> {
-        match self.validity {
-            Validity::Lease(length) | Validity::Session(Some(length)) => {
-                Some(length.saturating_sub(margin(length)))
-            }
-            Validity::Session(None) => None,
-        }
+        self.terms.trusted_for()
     }
 
     /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's
@@ -487,7 +411,7 @@ impl Hold {
 
     /// Resolves when the hold is lost or released.
     pub(crate) async fn ended(&self) {
-        self.when(|hold| hold.state.load(Ordering::Acquire) >= LOST).await;
+        self.when(|hold| hold.validity.has_ended()).await;
     }
 
     /// Resolves when `test` holds; it is asked again at every change.
@@ -505,7 +429,7 @@ impl Hold {
     /// session keeps than for a lease to end.
     pub(super) fn overdue_at(&self) -> Timestamp {
         match self.engine.capabilities.session_kept {
-            true => self.deadline() + self.lease,
+            true => self.deadline() + self.terms.lease,
             false => Timestamp::NEVER,
         }
     }
@@ -514,25 +438,12 @@ impl Hold {
     pub(crate) fn close(&self) -> Condition {
         let now = self.engine.clock.now();
         let was = self.condition_at(|| now);
-        let _ = self
-            .state
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| (state < LOST).then_some(RELEASED));
+        self.validity.release();
         // Another thread may have noticed the loss since.
         self.engine.registry.unlist(self, self.is_lost(), now);
         wake_all(&self.changed);
         was
     }
-}
-
-/// Until when a lock that was confirmed by a request sent at `sent` can be relied upon.
-fn valid_until(sent: Timestamp, length: Duration) -> Timestamp {
-    // The margin first: a length without an end stays without one.
-    sent + length.saturating_sub(margin(length))
-}
-
-/// A random part of `length`, at least the share `least` of it.
-fn part_of(engine: &Engine, length: Duration, least: f64) -> Duration {
-    length.mul_f64(least + (1.0 - least) * engine.entropy.fraction())
 }
 
 impl SignalSink for Hold {
@@ -549,21 +460,20 @@ impl SignalSink for Hold {
     }
 
     fn renew_within(&self, limit: Duration) {
-        if !matches!(self.validity, Validity::Lease(_)) || self.is_lost() {
+        if !self.terms.is_renewed() || self.is_lost() {
             return;
         }
-        // One that is not listed yet was granted just now; one that is closed leaves it to the hold that follows.
+        // Not listed yet: it was granted just now. Closed already: the hold that follows inherits the request.
         let listed = self.listing.is_listed();
         let now = if listed { self.engine.clock.now() } else { self.acquired_at };
-        let at = (now + limit).as_nanos().max(self.not_wanted_before.load(Ordering::Acquire));
-        self.wanted_at.fetch_min(at, Ordering::AcqRel);
+        self.renewals.want(now + limit);
         if listed {
             self.engine.registry.replan(self);
         }
     }
 
     fn release_requested(&self) {
-        if !self.release_requested.swap(true, Ordering::AcqRel) {
+        if self.succession.request() {
             wake_all(&self.changed);
             self.engine.telemetry.release_requested(self.subject());
         }
@@ -575,7 +485,7 @@ impl fmt::Debug for Hold {
         f.debug_struct("Hold")
             .field("backend", &self.engine.name)
             .field("fence", &self.fence)
-            .field("state", &self.state.load(Ordering::Acquire))
+            .field("validity", &self.validity)
             .finish_non_exhaustive()
     }
 }

@@ -21,7 +21,7 @@ use crate::engine::registry::{DueWork, HoldRegistry};
 use crate::engine::tenure::HandoffLimits;
 use crate::guarded::Panicked;
 use crate::runtime::tasks::{Task, Tasks};
-use crate::telemetry::{Loss, Spanned, Telemetry};
+use crate::telemetry::{Spanned, Telemetry};
 
 /// Builds an engine, with a keeper of its own that runs on `tasks`.
 pub(crate) fn start(
@@ -162,7 +162,7 @@ async fn renew_once(hold: &Hold) {
             telemetry.renewed(hold.site, took);
         }
         Ok(Renewed::Gone) => {
-            hold.lose_by(Loss::Gone);
+            hold.gone();
             telemetry.renewal_found_gone(hold.site, took);
         }
         Err(failure) => {

@@ -6,12 +6,14 @@ pub(crate) mod attended;
 pub(crate) mod baton;
 pub(crate) mod bounds;
 pub(crate) mod cleanup;
+pub mod decisions;
 pub(crate) mod downgrade;
 pub(crate) mod handoff;
 pub(crate) mod held_locks;
 pub(crate) mod hold;
 pub(crate) mod keeper;
 pub(crate) mod left;
+pub(crate) mod looks;
 pub(crate) mod pending;
 pub(crate) mod refusals;
 pub(crate) mod registry;
@@ -30,6 +32,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -43,7 +46,7 @@ use crate::engine::registry::HoldRegistry;
 use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
-use crate::guarded::{guard, with_guarded_wakes};
+use crate::guarded::{guard, tell, with_guarded_wakes};
 use crate::holder::{Holder, Identity};
 use crate::key::Key;
 use crate::options::{Options, Role};
@@ -58,21 +61,31 @@ pub(crate) struct Engine {
     pub(crate) name: &'static str,
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
-    pub(crate) identity: Arc<Identity>,
-    /// Who we are where we lead.
-    pub(crate) candidate: Arc<Identity>,
+    pub(crate) identities: Identities,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) entropy: Entropy,
     pub(crate) timers: Timers,
     pub(crate) wait_queue: WaitQueue,
-    pub(crate) attendance: Arc<Attendance>,
-    pub(crate) round_trip: RoundTrip,
-    pub(crate) left_claims: Arc<LeftClaims>,
+    pub(crate) acquires: Acquires,
     pub(crate) tenures: Tenures,
     pub(crate) registry: Arc<HoldRegistry>,
     tasks: mpsc::UnboundedSender<Task>,
     /// The process that has the keeper: a child made by `fork` has none.
     process: u32,
+}
+
+/// What is stored with locks about this process.
+pub(crate) struct Identities {
+    pub(crate) holder: Arc<Identity>,
+    /// Of a candidate of elections.
+    pub(crate) candidate: Arc<Identity>,
+}
+
+/// What the acquires of this process have in common.
+pub(crate) struct Acquires {
+    pub(crate) attendance: Arc<Attendance>,
+    pub(crate) left_claims: Arc<LeftClaims>,
+    pub(crate) round_trip: RoundTrip,
 }
 
 impl Engine {
@@ -100,8 +113,7 @@ impl Engine {
             capabilities,
             entropy,
             clock,
-            candidate: identity.to_candidate(),
-            identity,
+            identities: Identities { candidate: identity.to_candidate(), holder: identity },
             telemetry,
             wait_queue: WaitQueue::new(
                 Backoff::new(capabilities.poll_from, capabilities.poll_to),
@@ -109,9 +121,7 @@ impl Engine {
             )
             .timed_by(timers.clone()),
             timers,
-            attendance,
-            round_trip: RoundTrip::default(),
-            left_claims: Arc::default(),
+            acquires: Acquires { attendance, left_claims: Arc::default(), round_trip: RoundTrip::default() },
             tenures: Tenures::new(limits, stand_back(&capabilities, &limits)),
             registry,
             tasks,
@@ -245,12 +255,37 @@ impl Engine {
         }
     }
 
+    /// Tells those who observe a key that its holder has changed, beside everything else. One that is lost is not
+    /// repeated: they look by themselves, too.
+    pub(crate) fn announce(self: &Arc<Self>, key: &Key) {
+        if !self.capabilities.announces {
+            return;
+        }
+        let (engine, key, activity) = (Arc::clone(self), key.clone(), self.registry.activity.begin());
+        let mut announcing = Box::pin(async move {
+            let limit = timer::within(ANNOUNCING, engine.backend.announce(&key));
+            let told = limit.await.unwrap_or_else(|| Err(Failure::unavailable("no answer")));
+            if let Err(failure) = told {
+                let what = "who leads was not announced, and is seen at the next look";
+                tell(|| tracing::debug!(target: "dlock", { dlock.failure = %failure }, "{what}"));
+            }
+            drop(activity);
+        });
+        // Memory has told by then, in the caller's time.
+        if !self.capabilities.in_process || announcing.as_mut().now_or_never().is_none() {
+            self.later(announcing);
+        }
+    }
+
     /// Gives `task` to the keeper. Works on any thread, without a runtime, and never blocks.
     pub(crate) fn later(&self, task: impl Future<Output = ()> + Send + 'static) {
         // When the keeper is dead, it has said so, and the lease is the floor.
         let _ = self.tasks.send(Box::pin(task));
     }
 }
+
+/// How long an announcement may take.
+const ANNOUNCING: Duration = Duration::from_secs(1);
 
 /// How long a process stands back: until one who is notified, or who polls, has asked; and where polls are rare, for no
 /// longer than others had to wait.
@@ -313,9 +348,9 @@ impl Spec {
             engine.entropy.token()?,
             &self.options,
             Arc::clone(if self.options.role == Some(Role::Leader) {
-                &engine.candidate
+                &engine.identities.candidate
             } else {
-                &engine.identity
+                &engine.identities.holder
             }),
             engine.entropy.clone(),
             Host::new(Arc::<HoldRegistry>::clone(&engine.registry), self.site),

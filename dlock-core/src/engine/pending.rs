@@ -9,7 +9,7 @@ use crate::engine::Spec;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::Cleanup;
 use crate::engine::left::LeftClaim;
-use crate::error::Failure;
+use crate::error::{ErrorKind, Failure};
 use crate::telemetry::Trace;
 
 /// A claim that is being made. Dropping it, at whatever await, has the keeper withdraw what may be on the server.
@@ -41,6 +41,11 @@ impl<'a> Pending<'a> {
     }
 }
 
+/// Says that a claim is not where it should be.
+pub(super) fn gone() -> Failure {
+    Failure::new(ErrorKind::Closed, "the claim is gone")
+}
+
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         let engine = &self.spec.engine;
@@ -60,7 +65,8 @@ impl Drop for Pending<'_> {
                 trace: Trace::default(),
                 leave_until: Timestamp::from_nanos(0),
                 retracts: None,
-                left: Some(LeftClaim::new(&engine.left_claims, &self.spec.key)),
+                is_term: false,
+                left: Some(LeftClaim::new(&engine.acquires.left_claims, &self.spec.key)),
             };
             cleanup.later();
         }

@@ -253,7 +253,8 @@ impl HoldRegistry {
             let Some((&(at, _), hold)) = holds.due.first_key_value() else { return seen };
             let hold = Arc::clone(hold);
             // Renewals that are due soon go out together with those due now, as far as these are few.
-            let ahead = if (1..TOGETHER).contains(&due.len()) { hold.lease / EARLY } else { Duration::ZERO };
+            let ahead =
+                if (1..TOGETHER).contains(&due.len()) { hold.lease() / EARLY } else { Duration::ZERO };
             let renews = hold.deadline() > now && hold.take_renewal(now, ahead);
             if at > now && !renews {
                 return seen;

@@ -34,6 +34,7 @@ use crate::engine::cleanup::{Cleanup, claim_of, release_later, withdraw_awaited}
 use crate::engine::handoff::{Unpassed, pass_on};
 use crate::engine::hold::{Carriage, Condition, Hold};
 use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::options::Role;
 use crate::runtime::timer::within;
 use crate::telemetry::{Spanned, Telemetry};
 
@@ -108,6 +109,9 @@ impl Release {
             }
         };
         let withdrawn = answer.map_err(|failure| fail(hold, failure))?;
+        if hold.options.role == Some(Role::Leader) {
+            hold.engine.announce(&hold.key);
+        }
         if withdrawn.settled {
             self.activity = None;
         }

@@ -327,7 +327,7 @@ pub(crate) fn reenter(
         return Err(too_deep(hold, guards - 1));
     }
     if hold.keeps_other_options(options) {
-        engine.telemetry.nested_options_ignored(hold.subject(), hold.lease, options.lease);
+        engine.telemetry.nested_options_ignored(hold.subject(), hold.lease(), options.lease);
     }
     Ok(Some(share))
 }

@@ -166,7 +166,10 @@ impl Batch {
         }
         let mut taking = Attended::Begun(begun);
         let mut again = |started| Ok(begin(Start::Again(started)));
-        std::future::poll_fn(|context| taking.poll(context, &wanted[0].engine.attendance, &mut again)).await
+        std::future::poll_fn(|context| {
+            taking.poll(context, &wanted[0].engine.acquires.attendance, &mut again)
+        })
+        .await
     }
 
     /// What is to be taken, if all of it can work.

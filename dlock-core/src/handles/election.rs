@@ -3,7 +3,6 @@
 mod campaign;
 mod eligibility;
 mod observing;
-pub(super) mod pacing;
 
 use std::sync::Arc;
 use std::time::Duration;

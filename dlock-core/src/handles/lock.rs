@@ -234,7 +234,7 @@ impl Lock {
         }
         let mut again =
             |started| begin(self.spec(self.checked(&self.options)?, self.options), Start::Again(started));
-        let taken = ready!(taking.poll(context, &self.engine.attendance, &mut again))?;
+        let taken = ready!(taking.poll(context, &self.engine.acquires.attendance, &mut again))?;
         Poll::Ready(Ok(Guard::new(only_share(taken))))
     }
 

@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use crate::backend::dynamic::{DynBackend, Erased};
 use crate::backend::requirement::{self, Requirement};
-use crate::backend::{Backend, Capabilities, Entropy};
+use crate::backend::{Backend, Capabilities, Entropy, LendsBackend, Node};
 use crate::backends::prefix::Prefixed;
-use crate::backends::quorum::{self, LendsBackend, Node};
 use crate::engine::scope::Scope;
 use crate::engine::tenure::HandoffLimits;
 use crate::engine::{Engine, keeper, shutdown};
@@ -458,7 +457,7 @@ impl LocksBuilder {
             None => self.backend,
             Some(prefix) => Box::new(Prefixed::new(Erased(self.backend), prefix).map_err(refuse)?),
         };
-        let (server, votes) = (backend.server_address(), name == quorum::NAME);
+        let (server, votes) = (backend.server_address(), !backend.nodes().is_empty());
         let telemetry = Telemetry::new(name, server, votes, self.show_keys, self.meter);
         let tasks = Tasks::new(self.tasks).map_err(refuse)?;
         let entropy = self.seed.map_or_else(Entropy::new, Entropy::seeded);

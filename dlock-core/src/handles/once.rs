@@ -8,7 +8,6 @@ use tokio::time::Instant;
 use crate::engine::Engine;
 use crate::engine::refusals::Refusals;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
-use crate::handles::election::pacing::pause;
 use crate::handles::held::Held;
 use crate::handles::lock::Lock;
 use crate::holder::Holder;
@@ -388,7 +387,7 @@ impl<'a> Waiting<'a> {
     /// The lock as it is to be acquired next.
     fn next_try(&mut self) -> Lock {
         let lock = self.lock.clone();
-        self.is_unsure &= lock.key().is_some_and(|key| self.engine.left_claims.has(key));
+        self.is_unsure &= lock.key().is_some_and(|key| self.engine.acquires.left_claims.has(key));
         self.may_be_its_own = self.is_unsure;
         let Some(wait) = self.next_wait else { return lock };
         // Requests have their own time beside the wait.
@@ -453,7 +452,7 @@ impl<'a> Waiting<'a> {
             false => self.pause.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0),
         };
         let left = until.map_or(spread, |until| until.saturating_duration_since(now));
-        pause(self.engine, spread.min(left.max(PAUSES.0))).await;
+        self.engine.pause(spread.min(left.max(PAUSES.0))).await;
         self.pause = (self.pause * 2).min(PAUSES.1);
         Ok(None)
     }

@@ -1,4 +1,4 @@
-//! Where dlock's own work runs: its threads, the tasks on them, and timers that need no runtime of the caller's.
+//! The threads on which dlock's own work runs, the tasks on them, and timers that need no runtime of the caller's.
 
 pub mod tasks;
 pub(crate) mod threads;

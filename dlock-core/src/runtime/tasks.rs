@@ -1,5 +1,5 @@
-//! Where the tasks of keepers and the connections of backends run: on dlock's own threads, which a user who blocks
-//! every worker thread of their runtime, or shuts it down, does not stop.
+//! The tasks of keepers and the connections of backends. They run on dlock's own threads, and go on when a user blocks
+//! every worker thread of the user's runtime, or shuts it down.
 
 use std::fmt;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::guarded::{guard_opening, with_guarded_wakes};
 use crate::runtime::threads::{self, Thread};
 
 /// Returns the runtime that drives connections, on a thread of dlock's own. A backend drives its connections there, so
-/// that they live on when the user's runtime is blocked or gone. It must not block.
+/// that they live on when the user's runtime is blocked or gone. Code on it must not block.
 ///
 /// # Errors
 ///
@@ -36,7 +36,7 @@ pub fn runtime() -> Result<&'static Handle, Failure> {
 pub fn anywhere<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = Result<T, Failure>> + Send {
-    // Boxed, and not in the future below: what connects is deep, and the caller's future contains that.
+    // Boxed outside of the future below: a future that connects is deep, and the caller's future would contain it.
     let mut future: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(future);
     async move {
         if threads::serves_requests() {
@@ -66,7 +66,7 @@ pub fn current() -> Result<Handle, Failure> {
 }
 
 /// Opens a connection by the future that `opening` makes: on the caller's runtime, which then drives it, or on dlock's
-/// own thread where there is none or it cannot.
+/// own thread if there is no runtime or it cannot.
 ///
 /// Opening a connection panics in a runtime without I/O. In a program that is built with `panic = "abort"` dlock's
 /// thread therefore opens all connections. In other programs it opens the connection that has panicked once more, and
@@ -94,6 +94,9 @@ where
     F: Future<Output = T> + Send + 'static,
 {
     let here = threads::may_have_io();
+    // Tried here first, since a connection on the caller's runtime is faster. Whether it panicked for want of I/O shows
+    // only when dlock's own thread succeeds where this runtime did not: only then is the runtime remembered as one
+    // without I/O.
     if here.may {
         let opened = guard_opening(opening()).await;
         if opened.is_ok() || here.is_own {
@@ -112,8 +115,8 @@ fn ended() -> Failure {
     Failure::unavailable("dlock's own thread has ended")
 }
 
-/// Runs a keeper's tasks in place of dlock's own thread: the seam for simulations, which decide themselves who goes on
-/// next.
+/// Runs a keeper's tasks in place of dlock's own thread: the seam for simulations, which decide the order of tasks
+/// themselves.
 #[doc(hidden)]
 pub trait Spawn: fmt::Debug + Send + Sync + 'static {
     /// Runs `task` to its end, inside a tokio runtime with timers.
@@ -123,7 +126,7 @@ pub trait Spawn: fmt::Debug + Send + Sync + 'static {
 /// A piece of work for the keeper.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Where the tasks of one keeper run.
+/// The place where the tasks of one keeper run.
 #[derive(Clone, Debug)]
 pub(crate) enum Tasks {
     Thread(Arc<Thread>),
@@ -146,7 +149,7 @@ impl Tasks {
         }
     }
 
-    /// Whether a simulation runs them.
+    /// Is `true` if a simulation runs the tasks.
     pub(crate) const fn are_given(&self) -> bool {
         matches!(self, Self::Given(_))
     }
@@ -158,7 +161,8 @@ impl Tasks {
         }
     }
 
-    /// Runs `future` there and awaits its end; `None` when the keeper ended before. Dropping this drops `future`.
+    /// Runs `future` as a task of the keeper and awaits its end; `None` if the keeper ended before. Dropping this drops
+    /// `future`.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
@@ -167,18 +171,19 @@ impl Tasks {
     }
 }
 
-/// Runs `future` as a task and awaits its end; `None` when the task ended before. Dropping this drops `future`.
+/// Runs `future` as a task and awaits its end; `None` if the task ended before. Dropping this drops `future`.
 async fn run_as<T: Send + 'static>(
     spawn: impl FnOnce(Task) + Send,
     future: impl Future<Output = T> + Send + 'static,
 ) -> Option<T> {
-    let (mut tell, told) = oneshot::channel();
+    let (mut sender, receiver) = oneshot::channel();
     spawn(Box::pin(async move {
+        // The receiver is watched first: a caller that has gone must not have `future` polled once more.
         tokio::select! {
             biased;
-            () = tell.closed() => {}
-            output = future => drop(tell.send(output)),
+            () = sender.closed() => {}
+            output = future => drop(sender.send(output)),
         }
     }));
-    told.await.ok()
+    receiver.await.ok()
 }

@@ -1,10 +1,15 @@
 //! The threads that dlock owns.
 //!
-//! One drives the connections of backends, and one has the timers. The latter runs nothing but the wakers of callers:
-//! a backend that blocks its thread delays no timer, and a waker that blocks delays all of them. The keepers of `Locks`
-//! run on others, each on a thread of its own while there are not many, so that a backend that blocks its thread holds
-//! up its own locks and no others. Threads are kept for the next `Locks`. All belong to one process: a child made by
-//! `fork` has none of its parent's, and starts its own.
+//! ```text
+//! dlock-io      1 for the process   drives the connections of backends
+//! dlock-timer   1 for the process   has the timers, and runs nothing but the wakers of callers
+//! dlock-keeper  up to 16            each runs the keepers of one or more `Locks`
+//! ```
+//!
+//! A backend that blocks its thread delays no timer, and a waker that blocks delays all of them. A keeper has a thread
+//! of its own while there are not many, so that a backend that blocks its thread holds up its own locks and no others.
+//! Threads are kept for the next `Locks`. All belong to one process: a child made by `fork` has none of its parent's,
+//! and starts its own.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,15 +24,15 @@ use crate::error::Failure;
 use crate::guarded::guard;
 use crate::sync::plain::Mutex;
 
-/// How many threads keepers have at the most; more `Locks` share them.
+/// The most threads that keepers have; further `Locks` share them.
 const MOST_KEEPERS: usize = 16;
 
 thread_local! {
-    /// Whether this thread is one of dlock's own.
+    /// Is `true` on a thread of dlock's own.
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A thread with a runtime. It ends when this is dropped.
+/// A thread with a runtime. Dropping this ends it.
 #[derive(Debug)]
 pub(crate) struct Thread {
     runtime: Handle,
@@ -41,22 +46,22 @@ impl Thread {
                 "dlock's own thread `{name}` could not be started; try again: {error}"
             ))
         };
-        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         let (stop, stopped) = oneshot::channel();
-        // The runtime is made on its own thread: it could not be dropped inside another when there is no thread for
-        // it.
+        // The runtime is made on its own thread: if no thread can be started, there is none to be dropped here, where
+        // dropping a runtime inside another one would panic.
         let run = move || match runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => {
                 IS_OWN.set(true);
-                let _ = tell.send(Ok(runtime.handle().clone()));
+                let _ = sender.send(Ok(runtime.handle().clone()));
                 let _: Result<(), _> = runtime.block_on(stopped);
             }
             Err(error) => {
-                let _ = tell.send(Err(error));
+                let _ = sender.send(Err(error));
             }
         };
         thread.name(name.into()).spawn(run).map_err(refused)?;
-        let started = told.recv().unwrap_or_else(|_| Err(std::io::Error::other("it ended at once")));
+        let started = receiver.recv().unwrap_or_else(|_| Err(std::io::Error::other("it ended at once")));
         Ok(Self { runtime: started.map_err(refused)?, _stop: stop })
     }
 
@@ -71,16 +76,19 @@ struct Threads {
     connections: Thread,
     timers: Thread,
     keepers: Mutex<Vec<Arc<Thread>>>,
-    /// Those of a child of this process, as seen there.
+    /// The threads of a forked child of this process; only set in the child.
     child: OnceLock<Box<Self>>,
 }
 
 impl Threads {
-    /// Nothing is remembered of a failure: the next call tries again.
+    /// Returns the threads of this process, which it starts first if there are none. A failure is not remembered: the
+    /// next call tries again.
     fn of_this_process() -> Result<&'static Self, Failure> {
         static THREADS: OnceLock<Box<Threads>> = OnceLock::new();
         let process = std::process::id();
         let mut threads = &THREADS;
+        // A fork copies the parent's entry, whose threads the child does not have. So each generation has an entry of
+        // its own, below that of its parent.
         loop {
             match threads.get() {
                 Some(found) if found.process == process => return Ok(found),
@@ -89,7 +97,7 @@ impl Threads {
                     let connections = Thread::start("dlock-io", Builder::new())?;
                     let timers = Thread::start("dlock-timer", Builder::new())?;
                     let (keepers, child) = (Mutex::default(), OnceLock::new());
-                    // Where another thread was faster, this one ends again.
+                    // If another thread was faster, the threads started here end again.
                     let _ = threads.set(Box::new(Self { process, connections, timers, keepers, child }));
                 }
             }
@@ -97,23 +105,23 @@ impl Threads {
     }
 }
 
-/// The runtime that drives the connections of backends.
+/// Returns the runtime that drives the connections of backends.
 pub(crate) fn of_connections() -> Result<&'static Handle, Failure> {
     Threads::of_this_process().map(|threads| threads.connections.runtime())
 }
 
-/// The runtime that has the timers.
+/// Returns the runtime that has the timers.
 pub(crate) fn of_timers() -> Result<&'static Handle, Failure> {
     Threads::of_this_process().map(|threads| threads.timers.runtime())
 }
 
-/// A thread for a keeper: one that no other has, if there is one or can be one more.
+/// Returns a thread for a keeper: a thread without one if there is one or can be one more, and otherwise a shared one.
 pub(crate) fn of_keeper() -> Result<Arc<Thread>, Failure> {
     let threads = Threads::of_this_process()?;
     let mut keepers = threads.keepers.lock();
-    // Each keeper holds its thread, and this list holds all.
+    // Each keeper has a reference to its thread, and this list has one to all.
     let least = keepers.iter().min_by_key(|thread| Arc::strong_count(thread)).map(Arc::clone);
-    // One is this list's, and one is that of this function.
+    // The list and `least` have one reference each.
     let taken = |thread: &Arc<Thread>| Arc::strong_count(thread) > 2;
     match least {
         Some(least) if !taken(&least) || keepers.len() >= MOST_KEEPERS => Ok(least),
@@ -123,40 +131,40 @@ pub(crate) fn of_keeper() -> Result<Arc<Thread>, Failure> {
                 keepers.push(Arc::clone(&thread));
                 Ok(thread)
             }
-            // To share one is better than to have none.
+            // A shared thread is better than none.
             (Err(_), Some(least)) => Ok(least),
             (Err(failure), None) => Err(failure),
         },
     }
 }
 
-/// Whether this is one of dlock's own threads.
+/// Is `true` on a thread of dlock's own.
 pub(crate) fn is_own() -> bool {
     IS_OWN.get()
 }
 
-/// Whether tokio's clock is not the machine's here: it stands still, or was moved, in a test.
+/// Is `true` if tokio's clock is not the machine's here: a test has paused or moved it.
 pub(crate) fn is_time_virtual() -> bool {
     let before = Instant::now();
     let now = tokio::time::Instant::now().into_std();
     now < before || now > Instant::now()
 }
 
-/// Whether the calling code is in a tokio runtime, whatever that has and has not.
+/// Is `true` if the calling code is in a tokio runtime, whether that has timers and I/O or not.
 pub(crate) fn is_in_runtime() -> bool {
     Handle::try_current().is_ok()
 }
 
-/// Whether the caller's runtime can go on with what asks servers: there is one, whose time is that of the servers.
+/// Is `true` if the caller's runtime can poll requests to servers: there is one, and its time is that of the servers.
 pub(crate) fn serves_requests() -> bool {
     is_own() || is_in_runtime() && !is_time_virtual()
 }
 
-/// Whether a driver that takes its timers from the caller's runtime may do so here. In a program that is built with
-/// `panic = "abort"` that is taken for granted.
+/// Is `true` if a driver that takes its timers from the caller's runtime may do so here. In a program that is built
+/// with `panic = "abort"` that is taken for granted.
 pub(crate) fn may_have_timers() -> bool {
     thread_local! {
-        /// What was found out about the runtime that this thread was in last.
+        /// The runtime that this thread was in last, and whether it may have timers.
         static LAST: Cell<Option<(runtime::Id, bool)>> = const { Cell::new(None) };
     }
     let Ok(runtime) = Handle::try_current() else { return false };
@@ -167,19 +175,19 @@ pub(crate) fn may_have_timers() -> bool {
     if let Some((_, known)) = LAST.get().filter(|(last, _)| *last == id) {
         return known;
     }
-    // A runtime does not tell. One without timers panics.
+    // tokio has no way to ask for this: a runtime without timers panics.
     let may = guard(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok();
     LAST.set(Some((id, may)));
     may
 }
 
-/// The runtimes that were found to have no I/O, the last ones.
+/// The runtimes that were last found to have no I/O.
 static WITHOUT_IO: Mutex<VecDeque<runtime::Id>> = Mutex::new(VecDeque::new());
 
-/// So many are remembered; one that was forgotten is found out again.
+/// The number of runtimes that are remembered. A forgotten one is found out again.
 const REMEMBERED: usize = 64;
 
-/// Where the calling code is, and whether a connection may be opened there.
+/// The surroundings of the calling code, and whether a connection may be opened there.
 pub(crate) struct Here {
     pub(crate) is_own: bool,
     pub(crate) runtime: Option<runtime::Id>,
@@ -195,7 +203,7 @@ pub(crate) fn may_have_io() -> Here {
 
 pub(crate) fn has_no_io(runtime: runtime::Id) {
     let mut without = WITHOUT_IO.lock();
-    // Several connections may be opened at once, and each finds it out.
+    // Several connections may be opened at once, and each of them finds it out.
     if without.contains(&runtime) {
         return;
     }

@@ -1,10 +1,19 @@
 //! The timers of waits and requests, which are dlock's own.
 //!
-//! A runtime does not tell whether it has timers, and one without them panics when it is asked for one. So none is
-//! asked: timers run on a thread of dlock's own, wherever callers poll their futures, and go on when the caller's
-//! runtime is blocked or gone. What waits on another thread of dlock's own has that one's timers. Only where the
-//! caller's clock is not the machine's, as in a test that pauses it, are they the caller's: such a runtime has timers.
-//! The wakers that the thread calls are the callers', and a panic of one must not end it: they are guarded.
+//! A runtime does not show whether it has timers, and a runtime without them panics when it is asked for one. So none
+//! is asked, and timers go on when the caller's runtime is blocked or gone:
+//!
+//! ```text
+//! polled                            timer of an engine           other timers
+//! on a thread of dlock's own        that thread                  that thread
+//! in another runtime, or in none    the thread for timers        the thread for timers
+//! where tokio's clock is paused     the caller's, if the         the caller's
+//!                                   backend is in this process
+//! in a simulation                   the caller's                 the caller's
+//! ```
+//!
+//! A runtime whose clock is paused, as in a test, has timers. The wakers that the thread for timers calls are the
+//! callers', and a panic of a waker must not end it: they are guarded.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
@@ -19,12 +28,12 @@ use crate::guarded::Wakes;
 use crate::runtime::tasks::Tasks;
 use crate::runtime::threads;
 
-/// Where the timers of one engine run.
+/// The timers of one engine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timers {
-    /// That of the thread for timers; `None` where a simulation runs the keeper's tasks, whose callers have timers.
+    /// The runtime of the thread for timers; `None` if a simulation runs the keeper's tasks, whose callers have timers.
     runtime: Option<&'static Handle>,
-    /// Whether waits are measured with the caller's clock where that is paused.
+    /// Is `true` if waits are measured with the caller's clock also while that is paused.
     in_process: bool,
 }
 
@@ -34,9 +43,10 @@ impl Timers {
         Self { runtime, in_process }
     }
 
-    /// The time that waits are measured with: the caller's, or where servers are asked the machine's, which goes on
-    /// when the caller's is paused.
+    /// Returns the time by which waits are measured. Where servers are asked it is the machine's, which goes on while
+    /// the caller's clock is paused.
     pub(crate) fn now(&self) -> Instant {
+        // A paused clock would keep a request to a server from ever being late.
         match self.in_process || self.runtime.is_none() {
             true => Instant::now(),
             false => std::time::Instant::now().into(),
@@ -57,17 +67,18 @@ impl Timers {
         self.sleep_until(later(self.now(), length))
     }
 
-    /// Awaits `future` until then; `None` when the time is up first.
+    /// Awaits `future` until `end`; `None` if the time is up first.
     pub(crate) fn until<'a, T>(
         &'a self,
         end: Instant,
         future: impl Future<Output = T> + 'a,
     ) -> impl Future<Output = Option<T>> + 'a {
-        // No async block around it, which would have room for `future` twice.
+        // An async block around it would have room for `future` twice.
         bounded(move || self.timer(end), future)
     }
 
-    /// Awaits `future` for so long, from when it first does not resolve; `None` when the time is up first.
+    /// Awaits `future` for `limit`, counted from the first poll that does not resolve it; `None` if the time is up
+    /// first.
     pub(crate) fn within<'a, T>(
         &'a self,
         limit: Duration,
@@ -77,14 +88,16 @@ impl Timers {
     }
 }
 
-/// A timer of the thread for timers, or of the caller's where that is dlock's own too.
+/// Returns a timer of the thread for timers, or of the runtime that this is polled in, if that is dlock's own or has a
+/// paused clock.
 fn own(at: Instant) -> Sleep {
     let is_foreign = !threads::is_own() && !threads::is_time_virtual();
     timer_of(if is_foreign { threads::of_timers().ok() } else { None }, at)
 }
 
-/// A timer of `runtime`, or of the one that this is polled in.
+/// Returns a timer of `runtime`, or of the runtime that this is polled in.
 fn timer_of(runtime: Option<&'static Handle>, at: Instant) -> Sleep {
+    // tokio makes the timer in the runtime that is entered, and panics if there is none.
     let _entered = runtime.map(Handle::enter);
     tokio::time::sleep_until(at)
 }
@@ -95,7 +108,8 @@ async fn wait(timer: Sleep) {
     std::future::poll_fn(|context| poll_guarded(timer.as_mut(), &mut wakes, context)).await;
 }
 
-/// Polls a timer, which calls the waker on the thread for timers. On dlock's own threads wakers are tokio's.
+/// Polls a timer, which calls the waker on the thread for timers. On dlock's own threads wakers are tokio's and need no
+/// guard.
 fn poll_guarded<T>(
     timer: Pin<&mut impl Future<Output = T>>,
     wakes: &mut Wakes,
@@ -107,12 +121,12 @@ fn poll_guarded<T>(
     timer.poll(&mut Context::from_waker(wakes.of(context.waker())))
 }
 
-/// So long after `now`; 30 years where no clock goes so far.
+/// Returns the time `length` after `now`; 30 years after it if no clock goes so far.
 fn later(now: Instant, length: Duration) -> Instant {
     now.checked_add(length).unwrap_or_else(|| now + Duration::from_secs(30 * 365 * 24 * 3_600))
 }
 
-/// Waits until then, on a timer of dlock's own: the caller's runtime need not have any.
+/// Waits until `at`, on a timer of dlock's own: the caller's runtime need not have any.
 ///
 /// # Cancel safety
 ///
@@ -121,7 +135,7 @@ pub async fn sleep_until(at: Instant) {
     wait(own(at)).await;
 }
 
-/// Waits for so long, as [`sleep_until`] does.
+/// Waits for `length`, as [`sleep_until`] does.
 ///
 /// # Cancel safety
 ///
@@ -130,8 +144,8 @@ pub async fn sleep(length: Duration) {
     wait(own(later(Instant::now(), length))).await;
 }
 
-/// Awaits `future` until then; `None` when the time is up first. The timer is dlock's own: the caller's runtime need
-/// not have any, nor be there.
+/// Awaits `future` until `end`; `None` if the time is up first. The timer is dlock's own: the caller's runtime need not
+/// have any, nor be there.
 ///
 /// # Cancel safety
 ///
@@ -140,7 +154,7 @@ pub fn by_then<T>(end: Instant, future: impl Future<Output = T>) -> impl Future<
     bounded(move || own(end), future)
 }
 
-/// Awaits `future` for so long, as [`by_then`] does. The time counts from the first poll that does not resolve it, by
+/// Awaits `future` for `limit`, as [`by_then`] does. The time counts from the first poll that does not resolve it, by
 /// the clock that is there then: a future may be polled elsewhere than it was made.
 ///
 /// # Cancel safety
@@ -154,7 +168,8 @@ tokio::task_local! {
     static QUESTION_LIMIT: Duration;
 }
 
-/// Awaits the answer to a question for so long, as [`within`] does. What is asked may ask [`question_limit`].
+/// Awaits the answer to a question for `limit`, as [`within`] does. The code that answers can read the limit by
+/// [`question_limit`].
 pub(crate) fn question<T>(
     limit: Duration,
     question: impl Future<Output = T>,
@@ -162,19 +177,22 @@ pub(crate) fn question<T>(
     within(limit, QUESTION_LIMIT.scope(limit, question))
 }
 
-/// How long the answer to the question that is polled here is waited for; `None` where that is not known.
-pub(crate) fn question_limit() -> Option<Duration> {
+/// Returns how long the engine waits for the answer to the question that is polled here, such as
+/// [`inspect`](crate::Backend::inspect); `None` if that is not known. A backend that asks several servers gives up
+/// those that are silent before that.
+#[must_use]
+pub fn question_limit() -> Option<Duration> {
     QUESTION_LIMIT.try_with(|limit| *limit).ok()
 }
 
-/// Awaits `future` for as long as `timer` sleeps; `None` when the time is up first. The timer is made when the
-/// future does not resolve at once, which saves two looks at the clock where it does.
+/// Awaits `future` for as long as `timer` sleeps; `None` if the time is up first. The timer is made only if the future
+/// does not resolve at once: otherwise two looks at the clock are saved.
 fn bounded<M: FnOnce() -> Sleep, F: Future>(timer: M, future: F) -> Bounded<M, F> {
     Bounded { timer: Some(timer), sleep: None, wakes: Wakes::default(), future }
 }
 
 pin_project! {
-    /// A future with a bound. An async block would have room for it twice.
+    /// A future with a bound. An async block would have room for the future twice.
     struct Bounded<M, F> {
         timer: Option<M>,
         #[pin]
@@ -190,11 +208,13 @@ impl<M: FnOnce() -> Sleep, F: Future> Future for Bounded<M, F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
+        // The future comes first: an answer that is there counts, also if the time is up by now.
         if let Poll::Ready(output) = this.future.poll(context) {
             return Poll::Ready(Some(output));
         }
         if let Some(timer) = this.timer.take() {
-            // A future that takes all of the task's budget must not keep the time from being noticed.
+            // Unconstrained: a future that uses up the task's budget must not keep the end of the time from being
+            // noticed.
             this.sleep.set(Some(unconstrained(timer())));
         }
         let Some(sleep) = this.sleep.as_pin_mut() else { return Poll::Pending };

@@ -1,4 +1,4 @@
-//! One acquire, in spans, metrics and counts.
+//! The report of one acquire, in spans, metrics and counts.
 
 use std::cell::LazyCell;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::fence::Fence;
 use crate::holder::Holder;
 use crate::key::Key;
 
-/// One acquire. Dropping it before its end is an end too: the caller was cancelled.
+/// The report of one acquire. Dropping it before its end is an end too: the caller was cancelled.
 pub(crate) struct AcquireSpan<'a> {
     to: &'a Telemetry,
     waiters: &'a dyn Waiters,
@@ -20,7 +20,7 @@ pub(crate) struct AcquireSpan<'a> {
     attempts: u32,
     waits: bool,
     over: bool,
-    /// The holder that its span was linked to last.
+    /// The holder that the span was linked to last.
     linked: Trace,
 }
 
@@ -35,7 +35,7 @@ impl<'a> AcquireSpan<'a> {
         Self { to, waiters, lock, started, attempts: 0, waits: false, over: false, linked }
     }
 
-    /// From here on it is this key that is waited for.
+    /// Reports that the acquire waits for this key from here on.
     pub(crate) fn turn_to(&mut self, key: &'a Key) {
         if self.lock.key != key {
             if self.waits {
@@ -45,12 +45,12 @@ impl<'a> AcquireSpan<'a> {
         }
     }
 
-    /// It goes on in another way, which has a span of its own.
+    /// Reports that the acquire goes on in another way, which has a span of its own.
     pub(crate) const fn set_aside(&mut self) {
         self.over = true;
     }
 
-    /// The backend is asked, again if the outcome of the last attempt is unknown.
+    /// Reports an attempt at the backend, which is a re-check if the outcome of the last one is unknown.
     pub(crate) fn attempt(&mut self, again: bool) {
         self.attempts = self.attempts.saturating_add(1);
         if again {
@@ -62,7 +62,7 @@ impl<'a> AcquireSpan<'a> {
         self.attempts
     }
 
-    /// Somebody else has the lock.
+    /// Reports that another holder has the lock.
     pub(crate) fn busy(&mut self, holder: Option<&Holder>, retry_after: Option<Duration>) {
         spans::busy(self.attempts, retry_after);
         if let Some(text) = holder.and_then(|holder| holder.trace.as_deref()) {
@@ -70,7 +70,7 @@ impl<'a> AcquireSpan<'a> {
         }
     }
 
-    /// It waits for the holder, in line with others of this process or as the first of them.
+    /// Reports that the acquire waits for the holder, in the queue of this process or as its first.
     pub(crate) fn wait(&mut self) {
         if !std::mem::replace(&mut self.waits, true) {
             self.to.metrics.wait_begins(self.lock.site);
@@ -78,13 +78,13 @@ impl<'a> AcquireSpan<'a> {
         self.link_to_local_holder();
     }
 
-    /// Its turn in line has come.
+    /// Reports that the acquire is first in the queue.
     pub(crate) fn turn(&mut self) {
         self.link_to_local_holder();
         spans::woken();
     }
 
-    /// One in this process may be told of by nobody else.
+    /// Links to a holder in this process, which the backend may never name.
     fn link_to_local_holder(&mut self) {
         self.link(self.to.holders.of(self.lock.key));
     }
@@ -96,7 +96,7 @@ impl<'a> AcquireSpan<'a> {
         }
     }
 
-    /// The lock is passed on to it, by the section of `before`.
+    /// Reports that the section of `before` passed the lock on to this acquire.
     pub(crate) fn passed_on(&mut self, before: &Trace) {
         self.link(before.clone());
         spans::received();
@@ -104,38 +104,38 @@ impl<'a> AcquireSpan<'a> {
         self.to.metrics.passed_on(self.lock.site);
     }
 
-    /// Its place in the backend's queue was lost, and it goes on waiting at another.
+    /// Reports that a place in the backend's queue was lost, and that the wait goes on at another place.
     pub(crate) fn requeued(&self) {
         spans::requeued(self.to);
         self.to.metrics.requeued(self.lock.site);
     }
 
-    /// Asking again may be worth while.
+    /// Reports a wake-up, after which asking again may be worth while.
     pub(crate) fn woken(&self) {
         spans::woken();
     }
 
-    /// The outcome of an attempt is unknown.
+    /// Reports that the outcome of an attempt is unknown.
     pub(crate) fn unknown(&self, failure: &Failure, again: bool) {
         spans::unknown_outcome(failure, again);
     }
 
-    /// The owner was asked again after an unknown outcome.
+    /// Reports what a re-check after an unknown outcome found.
     pub(crate) fn rechecked(&self, found: &'static str) {
         spans::rechecked(found);
         self.to.metrics.rechecked(self.lock.site, found);
     }
 
-    /// We have it.
+    /// Reports that the lock was granted.
     pub(crate) fn acquired(&mut self, fence: Option<Fence>) {
         self.over = true;
-        // Only where somebody listens: a look at the clock costs as much as all else here.
+        // Read only if a subscriber or a meter wants it: a look at the clock costs as much as all else here.
         let waited = LazyCell::new(|| self.started.elapsed());
         spans::acquired(fence, || *waited, self.attempts);
         self.to.metrics.acquire_ended(self.lock.site, None, || *waited, self.attempts);
     }
 
-    /// We do not get it.
+    /// Reports that the acquire failed.
     pub(crate) fn not_acquired(&mut self, error: &Error, waited: Duration) {
         self.over = true;
         spans::not_acquired(error.kind(), waited, self.attempts);

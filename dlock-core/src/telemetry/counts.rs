@@ -1,8 +1,8 @@
-//! How often things happened, for tests and health pages.
+//! The counts of events, for tests and health pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often one thing happened.
+/// The count of one event.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 
@@ -16,7 +16,7 @@ impl Counter {
     }
 }
 
-/// The counts of one `Locks`; [`Stats`] has what they mean.
+/// The counts of one `Locks`; [`Stats`] documents them.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) keeper_looks: Counter,
@@ -56,9 +56,9 @@ pub struct Stats {
     pub held: usize,
     /// Releases and clean-ups under way in the background.
     pub background: usize,
-    /// How often the keeper looked through what is held.
+    /// Looks of the keeper through the locks that are held.
     pub keeper_looks: u64,
-    /// How often an acquire had to wake the keeper, because its first renewal is due before the keeper's next look.
+    /// Acquires that had to wake the keeper, because their first renewal is due before its next look.
     pub keeper_wakes: u64,
     /// Renewals that the backend confirmed.
     pub renewals: u64,

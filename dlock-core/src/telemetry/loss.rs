@@ -1,23 +1,23 @@
-//! Why locks are lost.
+//! The causes by which locks are lost.
 
 use std::borrow::Cow;
 
-/// Why a lock was lost, as a label.
+/// The cause of a loss, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// The lease ran out before a renewal was confirmed.
     Expired,
     /// It was held for `max_hold`.
     MaxHold,
-    /// The backend no longer had it under our token.
+    /// The backend no longer had it under the claim's token.
     Gone,
-    /// The backend said so by itself: a session ended.
+    /// The backend reported it by itself: a session ended.
     Backend,
     /// The locks were shut down.
     Shutdown,
-    /// The candidate who led is not eligible any more.
+    /// The candidate that led is not eligible any more.
     Ineligible,
-    /// The keeper has ended, so that it is not renewed.
+    /// The keeper has ended, so that the lock is not renewed.
     Keeper,
 }
 
@@ -34,7 +34,7 @@ impl Loss {
         }
     }
 
-    /// In words.
+    /// Returns the cause in words.
     pub(crate) const fn sentence(self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::Expired => "its lease ran out before a renewal was confirmed",

@@ -1,4 +1,4 @@
-//! The instruments. docs/observability.md has the table.
+//! The instruments. docs/observability.md has the table of them.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -28,10 +28,10 @@ const ATTEMPTS: [f64; 11] = [1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0,
 /// Upper bounds of the buckets of batch sizes.
 const SIZES: [f64; 10] = [1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0];
 
-/// The instruments of one `Locks`. Made when it is built: those made before the program has set its meter provider
-/// would stay silent for ever.
+/// The instruments of one `Locks`. They are made when it is built: instruments that are made before the program has set
+/// its meter provider would stay silent for ever.
 pub(super) struct Metrics {
-    /// Whether the meter measures.
+    /// Is `true` if the meter measures.
     measures: bool,
     store: Store,
     acquire: Histogram<f64>,
@@ -51,14 +51,14 @@ pub(super) struct Metrics {
     reentries: Counter<u64>,
     batch: Histogram<u64>,
     segment_moves: Counter<u64>,
-    /// For a backend with nodes that vote.
+    /// Set for a backend with nodes that vote.
     votes: Option<Counter<u64>>,
     lag: Histogram<f64>,
 }
 
 impl Metrics {
-    /// With the global provider's meter if none is given; `votes` tells whether the backend has nodes that vote. A
-    /// meter that panics measures nothing.
+    /// Makes the instruments, with the global provider's meter if none is given. `votes` is `true` if the backend has
+    /// nodes that vote. A meter that panics measures nothing.
     pub(super) fn new(
         backend: &'static str,
         server: Option<&ServerAddress>,
@@ -80,7 +80,7 @@ impl Metrics {
         })
     }
 
-    /// Whether somebody may get what is measured.
+    /// Is `true` if measurements may reach a reader.
     pub(super) const fn measures(&self) -> bool {
         self.measures
     }
@@ -166,7 +166,7 @@ impl Metrics {
         }
     }
 
-    /// An acquire is over; `failed` tells why it gave no lock.
+    /// Records the end of an acquire. `failed` is the kind of error if it gave no lock.
     pub(super) fn acquire_ended(
         &self,
         site: Site,
@@ -180,7 +180,7 @@ impl Metrics {
         self.record_acquire(&labels.with(outcome, error), waited, attempts);
     }
 
-    /// The caller was cancelled.
+    /// Records that the caller was cancelled.
     pub(super) fn acquire_cancelled(&self, site: Site, waited: Duration, attempts: u32) {
         self.record_acquire(&self.labels(site).with("cancelled", None), waited, attempts);
     }
@@ -190,7 +190,7 @@ impl Metrics {
         tell(|| self.attempts.record(attempts.into(), labels));
     }
 
-    /// An acquire begins to wait for somebody else.
+    /// Records that an acquire begins to wait for another holder.
     pub(super) fn wait_begins(&self, site: Site) {
         tell(|| self.waiters.add(1, &self.labels(site).plain));
     }
@@ -209,14 +209,14 @@ impl Metrics {
         tell(|| self.hold.record(held.as_secs_f64(), if lost { &labels.lost } else { &labels.released }));
     }
 
-    /// This process leads from now on.
+    /// Records that this process leads from now on.
     pub(super) fn term_begins(&self, site: Site) {
         let labels = self.labels(site);
         tell(|| self.leader.add(1, &labels.plain));
         tell(|| self.terms.add(1, &labels.plain));
     }
 
-    /// It does so no more, whether its body has noticed or not.
+    /// Records that this process leads no more, whether the body of its term has noticed or not.
     pub(super) fn term_ends(&self, site: Site) {
         tell(|| self.leader.add(-1, &self.labels(site).plain));
     }
@@ -229,7 +229,7 @@ impl Metrics {
         tell(|| self.rechecks.add(1, &self.labels(site).with(outcome, None)));
     }
 
-    /// A renewal was confirmed, found the lock gone, or failed.
+    /// Records a renewal that was confirmed, found the lock gone, or failed.
     pub(super) fn renewal(
         &self,
         site: Site,
@@ -254,7 +254,7 @@ impl Metrics {
         tell(|| self.abandoned.add(1, &self.labels(site).plain));
     }
 
-    /// A section took the lock over from the one before in this process.
+    /// Records that a section took the lock over from the section before it in this process.
     pub(super) fn passed_on(&self, site: Site) {
         tell(|| self.handoffs.add(1, &self.labels(site).plain));
     }
@@ -263,7 +263,7 @@ impl Metrics {
         tell(|| self.reentries.add(1, &self.labels(site).plain));
     }
 
-    /// A batch of so many locks was taken.
+    /// Records that a batch of so many locks was taken.
     pub(super) fn batch_taken(&self, site: Site, locks: usize) {
         tell(|| self.batch.record(locks as u64, &self.labels(site).plain));
     }
@@ -272,7 +272,7 @@ impl Metrics {
         tell(|| self.segment_moves.add(1, &self.labels(site).plain));
     }
 
-    /// What node `node`, from 1, said to one attempt.
+    /// Records the vote of node `node`, from 1, on one attempt.
     pub(super) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
         let Some(votes) = &self.votes else { return };
         let node = KeyValue::new("dlock.node", node as i64);
@@ -291,26 +291,26 @@ impl Metrics {
     }
 }
 
-/// Whether the program has set a global meter provider. OpenTelemetry does not say so, but the provider that stands in
-/// for none is the only one without data: each other has to know where to.
+/// Is `true` if the program has set a global meter provider. OpenTelemetry has no call for this, but the provider that
+/// stands in for none is the only one without data: any other has to know where its measurements go.
 pub(super) fn is_meter_provider_set() -> bool {
     size_of_val(&*global::meter_provider()) > 0
 }
 
 type Attributes = SmallVec<[KeyValue; 8]>;
 
-/// The attributes of what happens at one place in the program, ready to be used: making them each time would cost more
-/// than all else here. There are few places, since templates are few, and so they are kept for good.
+/// The attributes of events at one place in the program, ready to be used: making them each time would cost more than
+/// all else here. There are few places, since templates are few, and so they are kept for good.
 #[derive(Debug)]
 struct Labels {
-    /// Of what needs no outcome.
+    /// The attributes of an event without an outcome.
     plain: Attributes,
     acquired: Attributes,
     released: Attributes,
     lost: Attributes,
 }
 
-/// A backend's name, and where its server is.
+/// The name of a backend, and the address of its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Store {
     backend: &'static str,
@@ -330,10 +330,10 @@ fn kept(server: &ServerAddress) -> &'static ServerAddress {
     kept
 }
 
-/// A store, and where a lock of it is used.
+/// A store, and the place at which a lock of it is used.
 type Origin = (Store, Site);
 
-/// Whether they are the same pieces of memory, which is quick to see; equal ones elsewhere are found in the map.
+/// Is `true` if both are the same pieces of memory, which is quick to see. Equal texts elsewhere are found in the map.
 fn is_same_text(a: &Origin, b: &Origin) -> bool {
     let parts = |(store, Site { template, function, mode }): &Origin| {
         [Some(store.backend), *template, *function, *mode]
@@ -346,7 +346,7 @@ fn is_same_text(a: &Origin, b: &Origin) -> bool {
 impl Labels {
     fn of(store: Store, site: Site) -> &'static Self {
         thread_local! {
-            /// Those of this thread's last measurement, which are often those of the next.
+            /// The labels of this thread's last measurement, which are often those of the next.
             static LAST: Cell<Option<(Origin, &'static Labels)>> = const { Cell::new(None) };
         }
         static ALL: LazyLock<Mutex<HashMap<Origin, &'static Labels>>> = LazyLock::new(Mutex::default);
@@ -360,7 +360,7 @@ impl Labels {
         let mut all = ALL.lock();
         let labels = *all.entry(name).or_insert_with(|| Box::leak(Box::new(Self::new(store, site))));
         drop(all);
-        // A thread that ends has none any more.
+        // A thread that is ending has lost its thread-locals.
         let _ = LAST.try_with(|last| last.set(Some((name, labels))));
         labels
     }

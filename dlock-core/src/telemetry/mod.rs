@@ -1,13 +1,12 @@
-//! What happens is reported here, once: [`Telemetry`] has one method per event, behind which are spans, metrics and
-//! counts.
+//! The reports of all events: [`Telemetry`] has one method per event, behind which are spans, metrics and counts.
 //!
-//! It is handed names and numbers, and knows nothing of the engine. Whatever runs a subscriber's or an exporter's code
-//! runs it through [`tell`](crate::guarded::tell) or a [`Span`], so that its panics end here. When nobody listens, an
-//! event costs a branch.
+//! It gets names and numbers, and knows nothing of the engine. All code of a subscriber or an exporter runs by
+//! [`tell`](crate::guarded::tell) or a [`Span`], so that its panics end here. Without a subscriber, an event costs a
+//! branch.
 //!
 //! Without the feature `otel` there are no metrics and no links between spans: [`off`] has the same signatures and does
-//! nothing. Only the API of OpenTelemetry is used: which SDK and exporter there are, if any, is the program's choice,
-//! and no exporter is ever waited for.
+//! nothing. Only the API of OpenTelemetry is used: the choice of SDK and exporter, if any, is the program's, and no
+//! exporter is ever waited for.
 
 mod acquire;
 mod counts;
@@ -56,19 +55,20 @@ use crate::fence::Fence;
 use crate::guarded::Panicked;
 use crate::server_address::ServerAddress;
 
-/// What OpenTelemetry gets of one `Locks`, as far as dlock can know. Crates of OpenTelemetry in other versions than
-/// those that dlock links to have global state of their own: dlock finds nothing there.
+/// The reach of one `Locks` into OpenTelemetry, as far as dlock can know. Crates of OpenTelemetry in other versions
+/// than those that dlock links to have global state of their own: dlock finds nothing there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exported {
-    /// Whether there are metrics: a meter was given, or a global meter provider was set, before the locks were built.
+    /// Is `true` if there are metrics: a meter was given, or a global meter provider was set, before the locks were
+    /// built.
     pub metrics: bool,
-    /// Whether spans have contexts, and so links: the subscriber has the layer of `tracing-opentelemetry`. `None` until
-    /// the first acquire whose span a subscriber wants.
+    /// Is `true` if spans have contexts, and so links: the subscriber has the layer of `tracing-opentelemetry`. `None`
+    /// until the first acquire whose span a subscriber wants.
     pub traces: Option<bool>,
 }
 
-/// Tells what happens to the locks of one `Locks`.
+/// The reports about the locks of one `Locks`.
 pub(crate) struct Telemetry {
     backend: &'static str,
     server: Option<ServerAddress>,
@@ -76,7 +76,7 @@ pub(crate) struct Telemetry {
     metrics: Metrics,
     reach: Reach,
     counts: Counts,
-    /// The traces of those who hold something here.
+    /// The traces of the holders in this process.
     holders: Holders,
     /// Renewals that fail.
     renewals: Outage,
@@ -84,17 +84,17 @@ pub(crate) struct Telemetry {
     releases: Outage,
     /// Bodies that run without their lock.
     unlocked: Outage,
-    /// Locks that are lost, which come by the thousand too.
+    /// Locks that are lost, which may be thousands at once too.
     losses: Outage,
-    /// What the servers refuse, and are asked for again.
+    /// Refusals of the servers that are retried.
     refusals: Outage,
-    /// Something is counted that no line has told of.
-    untold: Notify,
+    /// Notified when a count is not in any line yet.
+    unreported: Notify,
 }
 
 impl Telemetry {
-    /// Tells of the locks of `backend`, whose one server is at `server`. `votes` tells whether it has nodes that vote;
-    /// without a meter, metrics go to the global provider's.
+    /// Makes the reports about the locks of `backend`, whose one server is at `server`. `votes` is `true` if it has
+    /// nodes that vote. Without a meter, metrics go to the global provider's.
     pub(crate) fn new(
         backend: &'static str,
         server: Option<ServerAddress>,
@@ -116,93 +116,94 @@ impl Telemetry {
             unlocked: Outage::new("bodies go on running without their locks"),
             losses: Outage::new("more locks were lost"),
             refusals: Outage::new("the servers go on refusing what is waited for"),
-            untold: Notify::new(),
+            unreported: Notify::new(),
         }
     }
 
-    /// Counts a failure. Returns whether it is worth a line of its own; a line tells of the others later.
+    /// Counts a failure. Returns whether it deserves a line of its own; a later line has the count of the others.
     fn is_first(&self, outage: &Outage, site: Site, kind: &'static str) -> bool {
         match outage.failed(site.template, kind, Instant::now()) {
             OutageReport::First => return true,
             OutageReport::Counts(counts) => spans::goes_on(self, &counts, outage.goes_on),
-            OutageReport::Untold => self.untold.notify_one(),
+            OutageReport::Unreported => self.unreported.notify_one(),
             OutageReport::Nothing => {}
         }
         false
     }
 
-    /// Tells of all that was only counted so far. Returns whether there was something.
+    /// Reports all that was only counted so far. Returns whether there was any.
     pub(crate) fn tell_untold(&self) -> bool {
-        let mut told = false;
+        let mut reported = false;
         for outage in [&self.renewals, &self.releases, &self.unlocked, &self.losses, &self.refusals] {
-            if let Some(counts) = outage.untold(Instant::now()) {
+            if let Some(counts) = outage.unreported(Instant::now()) {
                 spans::goes_on(self, &counts, outage.goes_on);
-                told = true;
+                reported = true;
             }
         }
-        told
+        reported
     }
 
-    /// Tells in time of what was only counted, since nothing may fail or succeed after it. Never resolves.
+    /// Reports in time what was only counted, since no further failure or success may follow. Never resolves.
     pub(crate) async fn keep_telling(&self) {
         self.tell_untold();
         loop {
-            self.untold.notified().await;
+            self.unreported.notified().await;
             let mut pause = SOON;
             loop {
                 tokio::time::sleep(pause).await;
                 if !self.tell_untold() {
                     break;
                 }
+                // Seldom after the first line: a long outage must not fill a log.
                 pause = EVERY;
             }
         }
     }
 
-    /// Returns the counts so far; what there is now is counted elsewhere.
+    /// Returns the counts so far. The two numbers of the present are counted by the caller.
     pub(crate) fn stats(&self, held: usize, background: usize) -> Stats {
         self.counts.read(held, background)
     }
 
-    /// Node `node` of a quorum, from 1, answered one attempt like this.
+    /// Reports the answer of node `node` of a quorum, from 1, to one attempt.
     pub(crate) fn voted(&self, node: usize, outcome: &'static str, error: Option<ErrorKind>) {
         self.metrics.voted(node, outcome, error);
     }
 
-    /// An acquire begins, of so many locks at once if they are several; what happens to it is reported by its
-    /// [`AcquireSpan`].
+    /// Reports that an acquire begins, of `locks` locks at once if they are several. Its further events are reported by
+    /// its [`AcquireSpan`].
     pub(crate) fn acquire_started(&self, first: Subject<'_>, locks: Option<usize>) -> Span {
         let span = spans::acquire(self, first, locks);
         self.reach.look(&span);
         span
     }
 
-    /// What OpenTelemetry gets; nothing without the feature.
+    /// Returns the reach into OpenTelemetry; `None` without the feature.
     pub(crate) fn exported(&self) -> Option<Exported> {
         self.reach.exported()
     }
 
-    /// Several locks were taken at once.
+    /// Reports that several locks were taken at once.
     pub(crate) fn batch_taken(&self, site: Site, locks: usize) {
         self.metrics.batch_taken(site, locks);
     }
 
-    /// The caller held the lock already.
+    /// Reports that the caller held the lock already.
     pub(crate) fn reentered(&self, site: Site) {
         self.metrics.reentered(site);
     }
 
-    /// A nested acquire asked for another lease than that of the lock it shares.
+    /// Reports that a nested acquire asked for another lease than that of the lock it shares.
     pub(crate) fn nested_options_ignored(&self, lock: Subject<'_>, lease: Duration, asked: Duration) {
         spans::nested_options_ignored(self, lock, lease, asked);
     }
 
-    /// A body found its segment exhausted.
+    /// Reports that a body found its segment exhausted.
     pub(crate) fn segment_moved(&self, site: Site) {
         self.metrics.segment_moved(site);
     }
 
-    /// A lock is held from now on, by the span `trace`.
+    /// Reports that a lock is held from now on, by the span `trace`.
     pub(crate) fn granted(&self, lock: Subject<'_>, trace: &Trace) {
         self.metrics.hold_begins(lock.site);
         if lock.site.leads() {
@@ -211,7 +212,7 @@ impl Telemetry {
         self.holders.begins(lock.key, trace);
     }
 
-    /// What [`granted`](Self::granted) began is over.
+    /// Reports the end of a hold that [`granted`](Self::granted) began.
     pub(crate) fn ended(
         &self,
         lock: Subject<'_>,
@@ -227,7 +228,7 @@ impl Telemetry {
         self.holders.ends(lock.key, trace, waiters);
     }
 
-    /// A body begins to run under `locks` locks, of which `first` is one.
+    /// Reports that a body begins to run under `locks` locks, of which `first` is one.
     pub(crate) fn body_started(&self, first: Subject<'_>, locks: usize, fence: Option<Fence>) -> Span {
         if let Some(over) = self.unlocked.succeeded(Instant::now) {
             spans::over(self, &over, "bodies run under their locks again");
@@ -235,19 +236,19 @@ impl Telemetry {
         spans::hold(self, first, locks, fence)
     }
 
-    /// A body is done, or was stopped since its lock was lost.
+    /// Reports that a body is done, or was stopped since its lock was lost.
     pub(crate) fn body_ended(lost: bool) {
         spans::body_ended(lost);
     }
 
-    /// A body runs although its lock could not be asked for.
+    /// Reports that a body runs although its lock could not be asked for.
     pub(crate) fn body_unlocked(&self, site: Site, error: &Error) {
         if self.is_first(&self.unlocked, site, error.kind().as_str()) {
             spans::body_unlocked(self, site, error);
         }
     }
 
-    /// A body is done, and its lock was not released properly.
+    /// Reports that a body is done, and its lock was not released properly.
     pub(crate) fn release_after_body_failed(&self, first: Subject<'_>, error: &Error) {
         self.release_failed(
             first,
@@ -256,14 +257,14 @@ impl Telemetry {
         );
     }
 
-    /// A renewal begins, in the trace of the span that took the lock.
+    /// Reports that a renewal begins, in the trace of the span that took the lock.
     pub(crate) fn renewal_started(&self, lock: Subject<'_>, trace: &Trace) -> Span {
         let span = spans::renew(self, lock);
         trace.adopt(&span);
         span
     }
 
-    /// A renewal was confirmed.
+    /// Reports that a renewal was confirmed.
     pub(crate) fn renewed(&self, site: Site, took: impl FnOnce() -> Duration) {
         self.counts.renewals.add();
         self.metrics.renewal(site, "renewed", None, took);
@@ -273,13 +274,13 @@ impl Telemetry {
         }
     }
 
-    /// A renewal found that the lock is gone.
+    /// Reports that a renewal found the lock gone.
     pub(crate) fn renewal_found_gone(&self, site: Site, took: impl FnOnce() -> Duration) {
         self.metrics.renewal(site, "gone", None, took);
         spans::outcome("gone");
     }
 
-    /// A renewal failed, with so much of the lease left.
+    /// Reports that a renewal failed, with `left` of the lease.
     pub(crate) fn renewal_failed(
         &self,
         site: Site,
@@ -296,13 +297,13 @@ impl Telemetry {
         }
     }
 
-    /// The connection that keeps a lock is gone, so that it cannot be relied on for now.
+    /// Reports that the connection that keeps a lock is gone, so that the lock cannot be relied on for now.
     pub(crate) fn suspected(&self, lock: Subject<'_>) {
         spans::suspected(self, lock);
     }
 
-    /// A lock was lost while it was held. Calls `wake` once that is counted, and before a subscriber, which may block,
-    /// hears of it.
+    /// Reports that a lock was lost while it was held. Calls `wake` once that is counted, and before the report to a
+    /// subscriber, which may block.
     pub(crate) fn lost(
         &self,
         lock: Subject<'_>,
@@ -322,27 +323,27 @@ impl Telemetry {
         }
     }
 
-    /// Somebody asks the holder to release the lock.
+    /// Reports that a user asks the holder to release the lock.
     pub(crate) fn release_requested(&self, lock: Subject<'_>) {
         spans::release_requested(self, lock);
     }
 
-    /// A lock that was held alone is a reader's now.
+    /// Reports that an exclusive lock is a reader's now.
     pub(crate) fn downgraded(&self, lock: Subject<'_>) {
         spans::downgraded(self, lock);
     }
 
-    /// A lock stays held alone, although its owner only reads.
+    /// Reports that a lock stays exclusive, although its owner only reads.
     pub(crate) fn downgrade_failed(&self, lock: Subject<'_>, failure: &Failure) {
         spans::downgrade_failed(self, lock, failure);
     }
 
-    /// A release begins that the caller waits for.
+    /// Reports that a release begins that the caller waits for.
     pub(crate) fn release_started(&self, lock: Subject<'_>) -> Span {
         spans::release(self, lock, false)
     }
 
-    /// The release of `span` is over, with this error if it failed.
+    /// Reports that the release of `span` is over, with the error if it failed.
     pub(crate) fn released(&self, span: &Span, error: Option<&Error>) {
         spans::released(span, error);
         if error.is_none() {
@@ -350,12 +351,12 @@ impl Telemetry {
         }
     }
 
-    /// The release of `span` was none: the next section in this process has the lock.
+    /// Reports that the release of `span` sent nothing: the next section in this process has the lock.
     pub(crate) fn passed_on(span: &Span) {
         spans::passed_on(span);
     }
 
-    /// One lock of several was not released properly.
+    /// Reports that one lock of several was not released properly.
     pub(crate) fn release_of_many_failed(&self, lock: Subject<'_>, error: &Error) {
         self.release_failed(lock, error.failure(), "one lock of a batch was not released properly");
     }
@@ -372,7 +373,7 @@ impl Telemetry {
         }
     }
 
-    /// A lock was taken away from its holder, if it had one.
+    /// Reports that a lock was taken away from its holder, if it had one.
     pub(crate) fn forced(had_holder: bool) {
         spans::outcome("forced");
         if had_holder {
@@ -380,14 +381,14 @@ impl Telemetry {
         }
     }
 
-    /// A clean-up in the background begins, in the trace of the span that took the lock, if it was taken.
+    /// Reports that a clean-up in the background begins, in the trace of the span that took the lock, if it was taken.
     pub(crate) fn cleanup_started(&self, lock: Subject<'_>, trace: &Trace) -> Span {
         let span = spans::release(self, lock, true);
         trace.adopt(&span);
         span
     }
 
-    /// A request of a clean-up was refused, and is made again after a longer pause.
+    /// Reports that a request of a clean-up was refused, and is made again after a longer pause.
     pub(crate) fn cleanup_refused(&self, lock: Subject<'_>, failure: &Failure) {
         self.counts.failed_withdrawals.add();
         self.metrics.release_failed(lock.site, failure.kind());
@@ -398,27 +399,27 @@ impl Telemetry {
         );
     }
 
-    /// The servers refuse what is waited for, and are asked again.
+    /// Reports that the servers refuse what is waited for, and are asked again.
     pub(crate) fn refused(&self, site: Site, failure: &Failure) {
         if self.is_first(&self.refusals, site, failure.kind().as_str()) {
             spans::refused(self, site, failure);
         }
     }
 
-    /// The servers do not refuse any more.
+    /// Reports that the servers do not refuse any more.
     pub(crate) fn refusals_over(&self) {
         if let Some(over) = self.refusals.over(Instant::now()) {
             spans::over(self, &over, "the servers do not refuse any more");
         }
     }
 
-    /// Nothing is left on the servers.
+    /// Reports that nothing is left on the servers.
     pub(crate) fn cleaned_up(&self) {
         spans::outcome("released");
         self.releases_succeed();
     }
 
-    /// A request of a clean-up failed, and is made again unless it was given up.
+    /// Reports that a request of a clean-up failed. It is made again unless it was given up.
     pub(crate) fn cleanup_failed(&self, lock: Subject<'_>, failure: &Failure, given_up: bool) {
         self.counts.failed_withdrawals.add();
         self.metrics.release_failed(lock.site, failure.kind());
@@ -429,39 +430,39 @@ impl Telemetry {
         self.abandoned(lock, failure);
     }
 
-    /// What may be left of a lock on a server is left to its lease.
+    /// Reports that the rest of a lock on a server, if any, is left to its lease.
     pub(crate) fn abandoned(&self, lock: Subject<'_>, failure: &Failure) {
         self.counts.abandoned.add();
         self.metrics.abandoned(lock.site);
         self.release_failed(lock, failure, "a release was given up; the lease ends the lock");
     }
 
-    /// The keeper looks through what is held.
+    /// Reports that the keeper looks through the locks that are held.
     pub(crate) fn keeper_looks(&self) {
         self.counts.keeper_looks.add();
     }
 
-    /// The keeper had to be woken.
+    /// Reports that the keeper had to be woken.
     pub(crate) fn keeper_woken(&self) {
         self.counts.keeper_wakes.add();
     }
 
-    /// The keeper looked so late.
+    /// Reports how late the keeper looked.
     pub(crate) fn keeper_lagged(&self, by: Duration) {
         self.metrics.keeper_lagged(by);
     }
 
-    /// The keeper took back so many acquires that nobody polled.
+    /// Reports that the keeper took back acquires that were not polled.
     pub(crate) fn acquires_unpolled(&self, acquires: usize) {
         spans::acquires_unpolled(self, acquires);
     }
 
-    /// The keeper panicked, and goes on.
+    /// Reports that the keeper panicked, and goes on.
     pub(crate) fn keeper_panicked(panic: &Panicked) {
         spans::keeper_panicked(panic);
     }
 
-    /// The keeper has ended while so much was held.
+    /// Reports that the keeper has ended while so many locks were held.
     pub(crate) fn keeper_died(held: usize) {
         spans::keeper_died(held);
     }

@@ -1,4 +1,4 @@
-//! The same names without the feature: nothing.
+//! The names of metrics and traces without the feature `otel`: they do nothing.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use crate::error::ErrorKind;
 use crate::key::Key;
 use crate::server_address::ServerAddress;
 
-/// No meter can be given.
+/// A meter, which cannot be given.
 #[derive(Debug)]
 pub(crate) enum Meter {}
 
 pub(super) struct Metrics;
 
-/// Nothing is exported.
+/// The reach of telemetry, which is none.
 pub(super) struct Reach;
 
 impl Reach {
@@ -61,7 +61,7 @@ impl Metrics {
     pub(super) const fn keeper_lagged(&self, _: Duration) {}
 }
 
-// With braces: a value that could be copied would be used in other ways than the real one.
+// With braces, so that it is not `Copy`: a value that can be copied would be used in other ways than the real one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trace {}
 

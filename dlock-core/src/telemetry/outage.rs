@@ -1,5 +1,13 @@
-//! Warnings that come by the thousand when a server is away: the first one is a line, and the others are counted in
-//! further lines, of which a timer writes what no later failure or success does.
+//! Warnings that come by the thousand when a server is away: the first failure is a line, and the others are counted in
+//! further lines. A timer writes those that no later failure or success does.
+//!
+//! ```text
+//!          failure: a line                    success, 1 s after the last failure: a line
+//! quiet -------------------> outage lasts ---------------------------------------------------> quiet
+//!                             |        ^
+//!                             +--------+ failure: counted, and a line with the counts every 10 s;
+//!                                        after 90 s without one it begins another outage
+//! ```
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,22 +16,22 @@ use std::time::{Duration, Instant};
 
 use crate::sync::plain::Mutex;
 
-/// How often an outage is logged while it lasts.
+/// The time between two lines while an outage lasts.
 pub(super) const EVERY: Duration = Duration::from_secs(10);
-/// After how long the first counts are logged: what comes by the thousand mostly comes at once.
+/// The time after which the first counts are logged: thousands of failures mostly come at once.
 pub(super) const SOON: Duration = Duration::from_secs(1);
-/// After how long without a failure a success ends an outage: some locks may fail while others do not.
+/// The time without a failure after which a success ends an outage: some locks may fail while others do not.
 const QUIET: Duration = Duration::from_secs(1);
-/// After how long without a failure the next one begins another outage, where nothing tells of successes.
-/// Longer than the longest pause after a refusal and its request.
+/// The time without a failure after which the next one begins another outage, where successes are not reported. Longer
+/// than the longest pause after a refusal and its request.
 const FORGOTTEN: Duration = Duration::from_secs(90);
-/// How many kinds of failures a line tells apart.
+/// The number of kinds of failures that a line distinguishes.
 const KINDS: usize = 20;
 
 /// The failures of one sort of request of one `Locks`.
 #[derive(Debug)]
 pub(super) struct Outage {
-    /// What a line with counts says.
+    /// The text of a line with counts.
     pub(super) goes_on: &'static str,
     lasts: AtomicBool,
     state: Mutex<OutageState>,
@@ -34,39 +42,40 @@ struct OutageState {
     began: Option<Instant>,
     last_failure: Option<Instant>,
     last_line: Option<Instant>,
-    /// Since the last line, by template and kind.
-    untold: BTreeMap<(&'static str, &'static str), u64>,
+    /// The failures since the last line, by template and kind.
+    unreported: BTreeMap<(&'static str, &'static str), u64>,
     failures: u64,
 }
 
-/// What to say of a failure.
+/// The report that a failure deserves.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OutageReport {
     /// All about it: it is the first.
     First,
-    /// How many there were since the last line, by template and kind.
+    /// The number of failures since the last line, by template and kind.
     Counts(String),
-    /// Nothing yet: it is the first that no line has told of.
-    Untold,
+    /// Nothing yet: it is the first that is in no line, and a timer has to write it.
+    Unreported,
     Nothing,
 }
 
-/// What to say when it is over.
+/// The report at the end of an outage.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Over {
     pub(super) lasted: Duration,
     pub(super) failures: u64,
-    /// Those that no line has told of, by template and kind.
-    pub(super) untold: Option<String>,
+    /// The failures that are in no line yet, by template and kind.
+    pub(super) unreported: Option<String>,
 }
 
 impl OutageState {
-    /// What no line has told of; the caller does.
-    fn take_untold(&mut self) -> Option<String> {
-        let untold = std::mem::take(&mut self.untold);
-        let rest = untold.len().saturating_sub(KINDS);
+    /// Takes the failures that are in no line yet; the caller writes them.
+    fn take_unreported(&mut self) -> Option<String> {
+        let unreported = std::mem::take(&mut self.unreported);
+        // Templates are few, but one line must stay readable also if all of them fail.
+        let rest = unreported.len().saturating_sub(KINDS);
         let mut text = String::new();
-        for ((template, kind), count) in untold.iter().take(KINDS) {
+        for ((template, kind), count) in unreported.iter().take(KINDS) {
             let separator = if text.is_empty() { "" } else { ", " };
             let _ = write!(text, "{separator}{template} {kind}: {count}");
         }
@@ -78,12 +87,12 @@ impl OutageState {
 }
 
 impl Outage {
-    /// Creates one of which lines with counts say this.
+    /// Creates an outage whose lines with counts have this text.
     pub(super) fn new(goes_on: &'static str) -> Self {
         Self { goes_on, lasts: AtomicBool::new(false), state: Mutex::default() }
     }
 
-    /// Counts a failure, and says what to tell of it.
+    /// Counts a failure, and returns the report that it deserves.
     pub(super) fn failed(
         &self,
         template: Option<&'static str>,
@@ -92,35 +101,39 @@ impl Outage {
     ) -> OutageReport {
         let mut state = self.state.lock();
         if state.last_failure.is_some_and(|last| now.saturating_duration_since(last) >= FORGOTTEN) {
-            let untold = std::mem::take(&mut state.untold);
-            *state = OutageState { untold, ..OutageState::default() };
+            // The counts stay for the timer. All else begins anew, so that this failure is a line of its own.
+            let unreported = std::mem::take(&mut state.unreported);
+            *state = OutageState { unreported, ..OutageState::default() };
         }
         self.lasts.store(true, Ordering::Release);
         state.failures += 1;
         state.last_failure = Some(now);
         if state.began.is_none() {
+            // The first line has all about its failure, so it is not counted as unreported.
             (state.began, state.last_line) = (Some(now), Some(now));
             return OutageReport::First;
         }
-        let is_first = state.untold.is_empty();
-        *state.untold.entry((template.unwrap_or("no template"), kind)).or_default() += 1;
+        // Only the first one wakes the timer, which then looks for all of them.
+        let is_first = state.unreported.is_empty();
+        *state.unreported.entry((template.unwrap_or("no template"), kind)).or_default() += 1;
         if state.last_line.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
-            return if is_first { OutageReport::Untold } else { OutageReport::Nothing };
+            return if is_first { OutageReport::Unreported } else { OutageReport::Nothing };
         }
         state.last_line = Some(now);
-        state.take_untold().map_or(OutageReport::Nothing, OutageReport::Counts)
+        state.take_unreported().map_or(OutageReport::Nothing, OutageReport::Counts)
     }
 
-    /// Returns what no line has told of, for the caller to do so at this moment.
-    pub(super) fn untold(&self, now: Instant) -> Option<String> {
+    /// Returns the failures that are in no line yet; the caller writes them at once.
+    pub(super) fn unreported(&self, now: Instant) -> Option<String> {
         let mut state = self.state.lock();
-        let untold = state.take_untold()?;
+        let unreported = state.take_unreported()?;
         state.last_line = Some(now);
-        Some(untold)
+        Some(unreported)
     }
 
-    /// Notes a success; says what to tell when it ends an outage. Costs next to nothing when there is none.
+    /// Notes a success, and returns the report if that ends an outage. Costs next to nothing when there is none.
     pub(super) fn succeeded(&self, now: impl FnOnce() -> Instant) -> Option<Over> {
+        // One load where nothing fails: every renewal and release comes here.
         if !self.lasts.load(Ordering::Acquire) {
             return None;
         }
@@ -132,13 +145,13 @@ impl Outage {
         }
     }
 
-    /// Ends an outage, if there is one; says what to tell of it.
+    /// Ends an outage, if there is one, and returns the report.
     pub(super) fn over(&self, now: Instant) -> Option<Over> {
         let mut state = self.state.lock();
         let began = state.began?;
         self.lasts.store(false, Ordering::Release);
         let (lasted, failures) = (now.saturating_duration_since(began), state.failures);
-        let over = Over { lasted, failures, untold: state.take_untold() };
+        let over = Over { lasted, failures, unreported: state.take_unreported() };
         *state = OutageState::default();
         Some(over)
     }
@@ -158,7 +171,7 @@ mod tests {
         for n in 1..=25_000 {
             let template = if n % 5 == 0 { None } else { Some("room_<id>") };
             match outage.failed(template, "unavailable", at(n)) {
-                OutageReport::Untold | OutageReport::Nothing => {}
+                OutageReport::Unreported | OutageReport::Nothing => {}
                 line => lines.push(line),
             }
             assert_eq!(outage.succeeded(|| at(n)), None);
@@ -166,8 +179,8 @@ mod tests {
         let counts = "no template unavailable: 2000, room_<id> unavailable: 8000";
         assert_eq!(lines, [OutageReport::Counts(counts.into()), OutageReport::Counts(counts.into())]);
         let over = outage.succeeded(|| at(26_000)).unwrap();
-        let untold = Some("no template unavailable: 1000, room_<id> unavailable: 4000".into());
-        assert_eq!(over, Over { lasted: Duration::from_secs(26), failures: 25_001, untold });
+        let unreported = Some("no template unavailable: 1000, room_<id> unavailable: 4000".into());
+        assert_eq!(over, Over { lasted: Duration::from_secs(26), failures: 25_001, unreported });
         assert_eq!(outage.succeeded(|| at(27_000)), None);
         assert_eq!(outage.failed(None, "unknown", at(28_000)), OutageReport::First);
         assert_eq!(
@@ -180,15 +193,15 @@ mod tests {
     #[test]
     fn what_no_line_has_told_of_is_kept_for_the_timer() {
         let (outage, start) = (Outage::new("it goes on"), Instant::now());
-        assert_eq!(outage.untold(start), None);
+        assert_eq!(outage.unreported(start), None);
         assert_eq!(outage.failed(None, "gone", start), OutageReport::First);
-        assert_eq!(outage.failed(None, "gone", start), OutageReport::Untold);
+        assert_eq!(outage.failed(None, "gone", start), OutageReport::Unreported);
         assert_eq!(outage.failed(None, "gone", start), OutageReport::Nothing);
-        // Nobody came for it, and the next one begins another outage.
+        // The counts were not taken in between, and the next failure begins another outage.
         assert_eq!(outage.failed(None, "gone", start + FORGOTTEN), OutageReport::First);
-        assert_eq!(outage.untold(start + FORGOTTEN), Some("no template gone: 2".into()));
-        assert_eq!(outage.untold(start + FORGOTTEN), None);
-        assert_eq!(outage.failed(None, "gone", start + FORGOTTEN), OutageReport::Untold);
+        assert_eq!(outage.unreported(start + FORGOTTEN), Some("no template gone: 2".into()));
+        assert_eq!(outage.unreported(start + FORGOTTEN), None);
+        assert_eq!(outage.failed(None, "gone", start + FORGOTTEN), OutageReport::Unreported);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Whether OpenTelemetry gets anything. With crates of other versions than those that dlock links to, it gets nothing,
-//! and nothing fails.
+//! The check that OpenTelemetry gets anything. With crates of other versions than those that dlock links to, it gets
+//! nothing, and nothing fails.
 
 use std::env;
 use std::sync::OnceLock;
@@ -11,14 +11,14 @@ use tracing_opentelemetry::{OpenTelemetrySpanExt, SetParentError};
 use super::metrics::{Metrics, is_meter_provider_set};
 use super::{Exported, Span, spans};
 
-/// Any of these asks for an export.
+/// The variables that ask for an export; one of them is enough.
 const ENDPOINTS: [&str; 3] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
 ];
 
-/// What is exported of one `Locks`.
+/// The exports of one `Locks`.
 pub(super) struct Reach {
     metrics: bool,
     traces: OnceLock<bool>,
@@ -39,16 +39,16 @@ impl Reach {
             span.note(|span| {
                 let has_layer = has_layer(span);
                 if self.traces.set(has_layer).is_ok() {
-                    self.tell_of_a_mistake(has_layer);
+                    self.warn_of_mistake(has_layer);
                 }
             });
         }
     }
 
-    /// A program may want no metrics, or no traces, or leave OpenTelemetry out today. A mistake is what contradicts
-    /// itself.
-    fn tell_of_a_mistake(&self, has_layer: bool) {
-        static TOLD: AtomicBool = AtomicBool::new(false);
+    /// Warns of settings that contradict each other. A program may leave out metrics, or traces, or all of
+    /// OpenTelemetry: that is no mistake.
+    fn warn_of_mistake(&self, has_layer: bool) {
+        static WARNED: AtomicBool = AtomicBool::new(false);
 
         let what = if self.metrics {
             return;
@@ -61,20 +61,21 @@ impl Reach {
         } else {
             return;
         };
-        if !TOLD.swap(true, Ordering::Relaxed) {
+        if !WARNED.swap(true, Ordering::Relaxed) {
             spans::export_missing(what);
         }
     }
 }
 
-/// Whether its subscriber has the layer, wanting this span or not.
+/// Is `true` if the span's subscriber has the layer, whether the layer wants this span or not.
 fn has_layer(span: &tracing::Span) -> bool {
-    // It is started by that, so that what follows only asks: its parent stays.
+    // `context` starts the span, after which `set_parent` changes nothing: the span keeps its parent, and only the
+    // error shows.
     let _ = span.context();
     !matches!(span.set_parent(Context::new()), Err(SetParentError::LayerNotFound))
 }
 
-/// Whether the environment asks for an export by OTLP.
+/// Is `true` if the environment asks for an export by OTLP.
 fn asks_for_export(variable: impl Fn(&str) -> Option<String>) -> bool {
     let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
     let off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.trim().eq_ignore_ascii_case("true"));

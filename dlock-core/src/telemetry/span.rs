@@ -8,11 +8,11 @@ use pin_project_lite::pin_project;
 
 use crate::guarded::{drop_guarded, guard};
 
-/// A span of `tracing`. What its subscriber does is caught: a subscriber that panics shows less, and nothing else
+/// A span of `tracing`. Panics of its subscriber are caught: a subscriber that panics shows less, and nothing else
 /// changes.
 pub(crate) struct Span(Option<tracing::Span>);
 
-/// A span that cannot be cloned is none in the clone.
+/// A span whose clone panics has none in the clone.
 impl Clone for Span {
     fn clone(&self) -> Self {
         Self(guard(|| self.0.clone()).unwrap_or_default())
@@ -20,7 +20,7 @@ impl Clone for Span {
 }
 
 impl Span {
-    /// A span that `make` makes.
+    /// Makes a span by `make`.
     pub(super) fn new(make: impl FnOnce() -> tracing::Span) -> Self {
         Self(guard(|| Some(make()).filter(|span| !span.is_disabled())).unwrap_or_default())
     }
@@ -29,22 +29,24 @@ impl Span {
         Self(None)
     }
 
-    /// The span that the calling code is in.
+    /// Returns the span that the calling code is in.
     pub(super) fn current() -> Self {
         Self::new(tracing::Span::current)
     }
 
-    /// Notes something in it; `note` is not called when nobody listens.
+    /// Notes something in the span; `note` is not called without a subscriber.
     pub(super) fn note(&self, note: impl FnOnce(&tracing::Span)) {
         if let Some(span) = &self.0 {
             let _ = guard(|| note(span));
         }
     }
 
-    /// Runs `code` inside. Its own panics go on.
+    /// Runs `code` inside the span. Panics of `code` itself are not caught.
     pub(crate) fn in_scope<T>(&self, code: impl FnOnce() -> T) -> T {
         let Some(span) = &self.0 else { return code() };
         let entered = guard(|| span.enter());
+        // Caught and resumed, so that the guard of the span is dropped outside of the unwinding: a subscriber that
+        // panics in between would abort the process.
         let result = catch_unwind(AssertUnwindSafe(code));
         drop_guarded(entered);
         result.unwrap_or_else(|panic| resume_unwind(panic))
@@ -89,7 +91,7 @@ impl<F: Future> Future for InSpan<F> {
 }
 
 pub(crate) trait Spanned: Future + Sized {
-    /// Runs it inside `span`.
+    /// Runs the future inside `span`.
     fn in_span(self, span: Span) -> InSpan<Self> {
         InSpan { future: Some(self), span }
     }

@@ -8,14 +8,14 @@
 //! | `dlock.release` | `release TEMPLATE` | info | the release | `background`: whether the keeper does it |
 //!
 //! Fields are named and typed as the attributes of metrics are: dlock's own begin with `dlock.`, in events too, and
-//! numbers are signed, since `tracing-opentelemetry` exports unsigned ones as text. What failed has `error.type` and
+//! numbers are signed, since `tracing-opentelemetry` exports unsigned ones as text. A failure has `error.type` and
 //! `otel.status_code`. Inside an acquire there are the events `busy`, `re-check` and `wake-up`, at debug level, and a
 //! warning when a place in the backend's queue was lost. With the feature `otel` an acquire that waits links to the
 //! acquire of the holder.
 //!
-//! All have the outcome, the backend and its server, and the key, of a batch that of its first lock and how many there
-//! are; those of a lock that the attribute takes also the key's pattern and the function. The key is shown as a hash,
-//! since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
+//! All have the outcome, the backend and its server, and the key; a batch has the key of its first lock, and the number
+//! of locks. The spans of a lock that the attribute takes also have the key's pattern and the function. The key is
+//! shown as a hash, since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
 
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ use crate::guarded::{Panicked, tell};
 use crate::key::Key;
 use crate::server_address::ServerAddress;
 
-/// Makes a span with the fields that all have, and `$more`. `$kind` is OpenTelemetry's: that of a request to a server,
-/// or of work in this process.
+/// Makes a span with the fields that all spans have, and `$more`. `$kind` is OpenTelemetry's: that of a request to a
+/// server, or of work in this process.
 macro_rules! span {
     (
         $make:ident($($parent:ident: $none:expr,)? $operation:literal), $kind:literal, $to:ident, $lock:ident,
@@ -66,17 +66,19 @@ macro_rules! span {
     }};
 }
 
-/// The name that OpenTelemetry shows: what is done, and to which kind of lock. Few, since it has no key.
+/// Returns the name that OpenTelemetry shows: the operation, and the kind of lock. There are few such names, since they
+/// have no key.
 fn exported_name(operation: &str, site: Site) -> String {
     site.template.map_or_else(|| operation.to_owned(), |template| format!("{operation} {template}"))
 }
 
-/// As a number of OpenTelemetry, which has no unsigned ones.
+/// Converts a number to one of OpenTelemetry, which has no unsigned ones.
 fn count(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
-/// A fence above the highest number of OpenTelemetry is left out, for a wrong one would be worse. No server gives one.
+/// Returns a fence as a number of OpenTelemetry. A fence above the highest one is left out, since a wrong number would
+/// be worse. No server gives such a fence.
 fn fence_number(fence: Option<Fence>) -> Option<i64> {
     i64::try_from(fence?.get()).ok()
 }
@@ -177,9 +179,9 @@ pub(super) fn renew(to: &Telemetry, lock: Subject<'_>) -> Span {
     span!(debug_span(parent: None, "renew"), "client", to, lock, {})
 }
 
-/// An outage has ended.
+/// Writes that an outage has ended.
 pub(super) fn over(to: &Telemetry, over: &Over, what: &'static str) {
-    let Over { lasted, failures, untold } = over;
+    let Over { lasted, failures, unreported } = over;
     tell(|| {
         warn!(
             target: "dlock",
@@ -187,14 +189,14 @@ pub(super) fn over(to: &Telemetry, over: &Over, what: &'static str) {
                 dlock.backend = to.backend,
                 dlock.lasted = ?lasted,
                 dlock.failures = count(*failures),
-                dlock.counts = untold,
+                dlock.counts = unreported,
             },
             "{what}"
         );
     });
 }
 
-/// An outage lasts: so many more by template and kind.
+/// Writes that an outage lasts, with the further failures by template and kind.
 pub(super) fn goes_on(to: &Telemetry, counts: &str, what: &'static str) {
     tell(|| warn!(target: "dlock", { dlock.backend = to.backend, dlock.counts = counts }, "{what}"));
 }
@@ -294,7 +296,7 @@ pub(super) fn outcome(word: &'static str) {
     });
 }
 
-/// What the span we are in stands for has failed.
+/// Records in the current span that what it stands for has failed.
 pub(super) fn failed(outcome: &'static str, kind: ErrorKind) {
     Span::current().note(|span| {
         span.record("dlock.outcome", outcome);
@@ -317,7 +319,7 @@ pub(super) fn passed_on(span: &Span) {
     });
 }
 
-/// The lock came from the section before, in this process.
+/// Records that the lock came from the section before, in this process.
 pub(super) fn received() {
     Span::current().note(|span| {
         span.record("dlock.handoff", true);
@@ -418,7 +420,7 @@ pub(super) fn keeper_died(held: usize) {
     tell(|| error!(target: "dlock", { dlock.locks = count(held) }, "{what}"));
 }
 
-/// The key as it may be shown: in clear when that was asked for, else as a hash.
+/// Returns the key as it may be shown: in clear if the user asked for that, and otherwise as a hash.
 fn shown(to: &Telemetry, key: &Key) -> String {
     if to.show_keys { key.as_str().escape_debug().to_string() } else { key.hash_shown() }
 }

@@ -1,44 +1,44 @@
-//! What an event is about: names only, so that telemetry knows nothing of the engine.
+//! The subject of an event: names only, so that telemetry knows nothing of the engine.
 
 use crate::error::ErrorKind;
 use crate::key::Key;
 use crate::options::LEADER;
 
-/// Where in the program a lock is used: labels with few values, for spans and metrics.
+/// The place in the program at which a lock is used: labels with few values, for spans and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Site {
     /// The pattern the key was made from.
     pub(crate) template: Option<&'static str>,
     /// The function that the attribute stands on.
     pub(crate) function: Option<&'static str>,
-    /// How it is held; `None` for the common way, which is alone.
+    /// The mode in which the lock is held; `None` for the common one, which is exclusive.
     pub(crate) mode: Option<&'static str>,
 }
 
 impl Site {
-    /// Whether who holds the lock leads.
+    /// Is `true` if the holder of the lock leads.
     pub(super) fn leads(&self) -> bool {
         self.mode == Some(LEADER)
     }
 }
 
-/// The lock that something happens to.
+/// The lock that an event is about.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub(crate) key: &'a Key,
     pub(crate) site: Site,
 }
 
-/// Knows who waits for locks in this process.
+/// The waiters for locks in this process.
 pub(crate) trait Waiters: Sync {
-    /// Returns whether somebody waits for `key`.
+    /// Returns whether an acquire waits for `key`.
     #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "only links between spans need it"))]
     fn has(&self, key: &Key) -> bool;
 }
 
 /// Returns OpenTelemetry's name of the database that a backend is a client of, where it has one.
 pub(super) fn db_system(backend: &str) -> Option<&'static str> {
-    // What follows a dash is how the lock is kept there.
+    // The part after a dash says how the lock is kept there.
     match backend.split('-').next()? {
         "mysql" => Some("mysql"),
         "postgres" => Some("postgresql"),
@@ -48,7 +48,7 @@ pub(super) fn db_system(backend: &str) -> Option<&'static str> {
     }
 }
 
-/// The outcome of an acquire that gave no lock, and what kind of error it is. A lock that is busy is none.
+/// Returns the outcome of an acquire that gave no lock, and the kind of error. A busy lock is no error.
 pub(super) const fn acquire_outcome(kind: ErrorKind) -> (&'static str, Option<ErrorKind>) {
     match kind {
         ErrorKind::Busy => ("busy", None),

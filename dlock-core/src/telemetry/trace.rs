@@ -1,4 +1,4 @@
-//! Whose trace it is: the holder's context is stored with the lock, and the waiter's span links to it.
+//! The traces of holders: a holder's context is stored with the lock, and a waiter's span links to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::sync::plain::Mutex;
 pub(crate) struct Trace(Option<Arc<SpanContext>>);
 
 impl Trace {
-    /// That of the span we are in. None where the program has no bridge from `tracing` to OpenTelemetry.
+    /// Returns the context of the current span. None if the program has no bridge from `tracing` to OpenTelemetry.
     pub(crate) fn current() -> Self {
-        // Nobody listens at all: this costs next to nothing.
+        // Without any subscriber, this check is all that it costs.
         if LevelFilter::current() == LevelFilter::OFF {
             return Self(None);
         }
@@ -36,25 +36,25 @@ impl Trace {
         self.0.is_some()
     }
 
-    /// Reads a `traceparent` of W3C Trace Context. It was written by others: what is not one is none.
+    /// Parses a `traceparent` of W3C Trace Context. The text is foreign: an invalid one gives none.
     pub(super) fn parse(text: &str) -> Self {
         Self(parse(text).map(Arc::new))
     }
 
-    /// The remote and the local view of a span differ in everything else.
+    /// Is `true` if both are views of one span. Its remote and its local view differ in everything but these ids.
     pub(super) fn is_same_span(&self, other: &Self) -> bool {
         let span = |trace: &Self| trace.0.as_ref().map(|context| (context.trace_id(), context.span_id()));
         span(self) == span(other)
     }
 
-    /// As a `traceparent`.
+    /// Returns the context as a `traceparent`.
     pub(crate) fn to_text(&self) -> Option<String> {
         let context = self.0.as_ref()?;
         let (trace, span, flags) = (context.trace_id(), context.span_id(), context.trace_flags());
         Some(format!("00-{trace}-{span}-{flags:02x}"))
     }
 
-    /// Links the span we are in to this one.
+    /// Links the current span to this one.
     pub(super) fn link(&self) {
         if let Some(context) = &self.0 {
             Span::current().note(|span| span.add_link(SpanContext::clone(context)));
@@ -64,7 +64,7 @@ impl Trace {
     /// Makes `span`, which must be new, a child of this one.
     pub(super) fn adopt(&self, span: &Span) {
         if let Some(context) = &self.0 {
-            // Fails only where the span is not recorded by OpenTelemetry.
+            // This fails only if OpenTelemetry does not record the span.
             span.note(|span| {
                 let parent = Context::new().with_remote_span_context(SpanContext::clone(context));
                 let _ = span.set_parent(parent);
@@ -82,7 +82,7 @@ fn parse(text: &str) -> Option<SpanContext> {
         fields.next().filter(is_hex)
     };
     let (version, trace, span, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
-    // Later versions may add fields; this one may not, and ff is none.
+    // Later versions may add fields. Version 00 may not, and ff is invalid.
     if version == "ff" || (version == "00" && fields.next().is_some()) {
         return None;
     }
@@ -96,14 +96,14 @@ fn parse(text: &str) -> Option<SpanContext> {
     context.is_valid().then_some(context)
 }
 
-/// Whose traces hold the locks of this process. A waiter who stands in line behind one of them never hears of it from
-/// the backend.
+/// The traces of the holders in this process. The backend never names such a holder to a waiter that stands behind it
+/// in the queue of this process.
 #[derive(Default)]
 pub(super) struct Holders(Mutex<HashMap<Key, TracedHolder>>);
 
 struct TracedHolder {
     trace: Trace,
-    /// It has given the lock back, and those who stand in line have not all heard of it yet.
+    /// Is `true` if the lock was released, and not all waiters in the queue have read the trace yet.
     gone: bool,
 }
 
@@ -114,7 +114,8 @@ impl Holders {
         }
     }
 
-    /// Who stands in line learns of its end only afterwards: it is remembered for as long as there is a line.
+    /// Ends a hold. A waiter in the queue links to its trace only afterwards, so the trace is kept for as long as there
+    /// is a queue.
     pub(super) fn ends(&self, key: &Key, trace: &Trace, waiters: &dyn Waiters) {
         if trace.is_some() {
             let mut traces = self.0.lock();
@@ -126,7 +127,7 @@ impl Holders {
         }
     }
 
-    /// One who waited for `key` waits no longer.
+    /// Notes that a waiter for `key` has gone.
     pub(super) fn waiter_left(&self, key: &Key, waiters: &dyn Waiters) {
         forget(&mut self.0.lock(), key, waiters);
     }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::{Batch, Lock, Locks, Memory, Node, Quorum};
+use dlock_core::{Batch, Lock, Locks, Memory, Node};
+use dlock_quorum::Quorum;
 
 use super::rounds::rounds;
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{Batch, Locks, Memory, Node, Prefixed, Quorum, Wait};
+use dlock_core::{Batch, Locks, Memory, Node, Prefixed, Wait};
+use dlock_quorum::Quorum;
 use tokio::sync::Barrier;
 
 use super::Process;

@@ -11,6 +11,7 @@ mod memory;
 #[cfg(feature = "otel")]
 mod metrics;
 mod nesting;
+mod observing;
 mod owners;
 mod refusals;
 mod script;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Quorum, Wait};
+use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Wait};
+use dlock_quorum::Quorum;
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{
     Counter, Histogram, HistogramBuilder, InstrumentBuilder, InstrumentProvider, Meter, SyncInstrument,

@@ -1,4 +1,4 @@
-//! What an answer means to a claim.
+//! The meaning of answers and of malformed replies to a claim.
 
 use dlock_core::Failure;
 use dlock_core::backend::Withdrawal;
@@ -6,21 +6,23 @@ use dlock_core::backend::Withdrawal;
 use crate::error::{Fault, refusal};
 use crate::request::Answer;
 
+/// Reads the answer to a withdrawal.
 pub(super) fn withdrawn(answer: &Answer) -> Result<Withdrawal, Failure> {
     match answer {
         Answer::Done(true) => Ok(Withdrawal::REMOVED),
-        // Somebody here waits as well, most times.
+        // One listening connection is this process's own. It counts as well: most times this process has waiters too.
         Answer::Awaited(listening) => Ok(Withdrawal::REMOVED.with_others_waiting((listening - 1).max(1))),
         Answer::Done(false) => Ok(Withdrawal::ABSENT),
         _ => Err(senseless()),
     }
 }
 
-/// What the token has already, without the fence that it was granted with.
+/// Returns the failure of a lock that the token holds, and whose fence was removed from the server.
 pub(super) fn without_fence() -> Failure {
     refusal("ERR somebody removed the fence from the lock; do not edit locks")
 }
 
+/// Returns the failure of a reply that cannot be read. Its request may have been carried out.
 pub(super) fn senseless() -> Failure {
     Fault::Cut("malformed reply".into()).into_failure()
 }

@@ -1,4 +1,4 @@
-//! Several locks of one server, or of one slot of a cluster, in one call.
+//! Several locks of one server, or of one slot of a cluster, taken by one call.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::error::Fault;
 use crate::request::Answer;
 use crate::servers::{Connection, Route, Track};
 
-/// So many at the most, so that no call keeps the server from others for long.
+/// The most locks in one call. A larger batch would keep the server from its other clients for too long.
 const MOST: usize = 256;
 
-/// Takes the locks of all these claims, or none.
+/// Takes the locks of all these claims, or none of them.
 pub(crate) async fn attempt_all(
     client: &Arc<Client>,
     claims: &mut [&mut RedisClaim],
@@ -30,17 +30,21 @@ pub(crate) async fn attempt_all(
     if claims.len() > MOST || claims.iter().any(|claim| claim.names.slot != slot) {
         return Ok(BatchAttempt::Separately);
     }
+    // The shortest of all: no claim of the batch may wait longer for a connection than it would alone.
     let patience = claims.iter().map(|claim| claim.patience()).min().unwrap_or(patience);
     let mut requests = Vec::with_capacity(claims.len());
     for claim in claims.iter_mut() {
+        // Each claim joins its own release channel, so that any of them can be notified if the batch is refused.
         requests.push(claim.asking()?);
     }
+    // One call, and an entry in the account of every claim: each of them has to withdraw what the call may have taken.
     let mut tracks = Tracks(claims.iter_mut().map(|claim| &mut claim.in_flight).collect());
     let reply = match client.servers.carry_out(Command::All(&requests), patience, &mut tracks).await {
         Err(failure) => return Err(named(client, failure, claims[0]).await),
         reply => reply?,
     };
     match reply.answer {
+        // The script changed nothing: one lock that is taken is enough to leave all others alone.
         Answer::BusyAt(place, answer) => match *answer {
             Answer::Busy { left, holder } => {
                 let mut busy = Busy::default();
@@ -51,6 +55,8 @@ pub(crate) async fn attempt_all(
             _ => Err(senseless()),
         },
         Answer::All(answers) => {
+            // All are marked as held before anything is refused: the engine withdraws every claim of a grant that is
+            // worth nothing.
             claims.iter_mut().for_each(|claim| claim.held = true);
             if let Some(failure) = claims[0].too_few(reply.acknowledged) {
                 return Err(failure.of_worthless_grant());
@@ -58,6 +64,7 @@ pub(crate) async fn attempt_all(
             let grants = claims.iter_mut().zip(&answers).map(|(claim, answer)| {
                 claim.listener = None;
                 match answer {
+                    // An adopted lock without a fence cannot get one here. The engine withdraws the batch.
                     Answer::Adopted(Some(0)) => Err(without_fence()),
                     answer => claim.grant(answer, 1),
                 }
@@ -69,13 +76,13 @@ pub(crate) async fn attempt_all(
     }
 }
 
-/// The failure with the rights that are missing, where the server did not name them.
+/// Returns the failure with the names of the missing rights, where the server did not name them.
 async fn named(client: &Client, failure: Failure, claim: &RedisClaim) -> Failure {
     let limit = claim.request.request_timeout;
     Box::pin(client.named(failure, &claim.names, (Mode::Exclusive, false), limit)).await
 }
 
-/// The accounts of all claims at once.
+/// The accounts of all claims of a batch, which are kept in step.
 struct Tracks<'a>(Vec<&'a mut InFlight<Sent>>);
 
 impl Track for Tracks<'_> {

@@ -1,4 +1,4 @@
-//! Taking a lock over that was left for whoever brings its token.
+//! The take-over of a lock that was left for the bearer of a token.
 
 use dlock_core::backend::{Attempt, Busy};
 use dlock_core::{Failure, Token};
@@ -8,7 +8,7 @@ use crate::administration::inspect_granted;
 use crate::request::{Answer, ScriptKind, Step, Who};
 
 impl RedisClaim {
-    /// Tries for what was left under this token, and for nothing else.
+    /// Tries to take over the lock that was left under the token `left`, and takes no free lock.
     pub(super) async fn take_over(&mut self, left: Token) -> Result<Attempt, Failure> {
         self.names.check()?;
         let (lease, who) = (self.lease(), Who::of(&self.request));
@@ -17,7 +17,7 @@ impl RedisClaim {
         let reply = self.acquire_by(&request).await?;
         match reply.answer {
             Answer::Done(false) | Answer::KeptOut { .. } => Ok(Attempt::Busy(Busy::default())),
-            // Several hold it, or stand in line for it.
+            // The key is a hash: several clients hold the lock, or wait for it in a queue.
             Answer::NoLock => {
                 let holder = inspect_granted(&self.client, &self.names).await?;
                 Ok(self.busy(None, holder.map(Box::new)))

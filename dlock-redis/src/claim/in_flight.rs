@@ -1,4 +1,4 @@
-//! The attempts of a claim that are [in flight](InFlight), by their connections, and the withdrawals that follow them.
+//! The attempts of a claim that are [in flight](InFlight), by connection, and the withdrawals that follow them.
 //!
 //! | the attempts of a claim on one connection are | until |
 //! |---|---|
@@ -22,10 +22,12 @@ use crate::error::Fault;
 use crate::request::Request;
 use crate::servers::{Connection, Reply, Route, Servers, Track, Untracked};
 
-/// How long a withdrawal on the connection of an unanswered attempt may take before another connection is tried too.
+/// The longest wait for a withdrawal on the connection of an unanswered attempt, before another connection is tried
+/// too.
 const SAME_CONNECTION: Duration = Duration::from_millis(200);
 
-/// The connection on which the answer to the last request is overdue. It can be made again on any other one.
+/// The connection on which the answer to the last renewal or withdrawal is overdue. Such a request can be repeated on
+/// any other connection: it takes nothing.
 #[derive(Default)]
 pub(super) struct Overdue(Option<Arc<Connection>>);
 
@@ -47,12 +49,12 @@ impl Track for Overdue {
     }
 }
 
-/// The attempts in flight on one connection. What they take has to be withdrawn after them: on the same connection, or
-/// for as long as their lease could run.
+/// The attempts in flight on one connection. A lock that they take has to be withdrawn behind them: on the same
+/// connection, or for as long as their lease could run.
 pub(super) struct Sent {
     route: Route,
     last_sent: Instant,
-    /// The withdrawal that follows the attempts on the same connection, and what came of it.
+    /// The withdrawal that follows the attempts on the same connection, and its outcome.
     withdrawal: Option<watch::Receiver<Option<Result<Reply, Fault>>>>,
 }
 
@@ -86,11 +88,11 @@ impl Track for InFlight<Sent> {
     }
 }
 
-/// Withdraws what the attempts may have taken. An error says that it has to be done again.
+/// Withdraws the lock that the attempts may have taken. An error means that the withdrawal has to be repeated.
 ///
 /// # Cancel safety
 ///
-/// When dropped, withdrawals that are under way stay so.
+/// When dropped, the withdrawals that were sent stay under way.
 pub(super) async fn withdraw(
     in_flight: &mut InFlight<Sent>,
     servers: &Arc<Servers>,
@@ -99,11 +101,14 @@ pub(super) async fn withdraw(
 ) -> Result<Withdrawal, Failure> {
     let (mut removed, mut elsewhere) = (false, false);
     let mut position = 0;
+    // Each connection on its own, as a server answers in order on one connection only: a withdrawal there is certainly
+    // carried out after the attempts before it. Connections that cannot be settled yet keep their position.
     while let Some(sent) = in_flight.way_mut(position) {
         match sent.withdraw(servers, request, patience).await {
             Followed::Answered(answer) => removed |= answer.removed,
             Followed::Redirected => elsewhere = true,
-            // Whatever it took has ended by itself, or has the withdrawal right behind it.
+            // The lease has passed since the last attempt was sent, and no withdrawal can follow it any more, or one
+            // already does. What an attempt took has expired, or has the withdrawal right behind it.
             Followed::Open if sent.last_sent.elapsed() >= lease && sent.is_followed() => {}
             Followed::Open => {
                 position += 1;
@@ -113,7 +118,9 @@ pub(super) async fn withdraw(
         in_flight.settle_at(position);
     }
     if !in_flight.is_empty() || elsewhere {
-        // What was carried out already is removed at once, wherever it is now.
+        // An attempt may have been carried out although its answer was lost. This removes such a lock now, on whichever
+        // server it is, instead of leaving it to the end of its lease. It settles nothing: an attempt may still arrive
+        // after it.
         let reply = servers.carry_out(Command::of(request), patience, &mut Untracked).await?;
         removed |= withdrawn(&reply.answer)?.removed;
     }
@@ -125,29 +132,34 @@ pub(super) async fn withdraw(
     ))
 }
 
-/// What became of a withdrawal that follows attempts on their own connection.
+/// The outcome of a withdrawal that follows attempts on their own connection.
 enum Followed {
     Answered(Withdrawal),
-    /// The attempts have been carried out or refused, and the lock is another server's business now.
+    /// The attempts were carried out or refused, and another server is responsible for the lock now.
     Redirected,
-    /// No answer yet, or none any more.
+    /// There is no answer yet, or there will be none.
     Open,
 }
 
 impl Sent {
+    /// Sends the withdrawal behind the attempts, once, and waits a short time for its answer.
     async fn withdraw(&mut self, servers: &Arc<Servers>, request: &Request, patience: Duration) -> Followed {
+        // The call may be repeated, and each time waits for the same withdrawal: one is enough, since it is the last
+        // request of the claim on this connection.
         let mut outcome = match &self.withdrawal {
             Some(outcome) => outcome.clone(),
             None if self.route.connection.is_ended() => return Followed::Open,
             None => self.withdrawal.insert(self.send(servers, request, patience)).clone(),
         };
+        // Not the whole request timeout: the connection may be dead, and the lock can be removed over another one
+        // meanwhile.
         let answered = within(SAME_CONNECTION, outcome.wait_for(Option::is_some)).await;
         let Some(Ok(answer)) = answered else { return Followed::Open };
         match answer.as_ref() {
             Some(Ok(reply)) => withdrawn(&reply.answer).map_or(Followed::Open, Followed::Answered),
             Some(Err(fault)) if fault.redirect().is_some() => Followed::Redirected,
             Some(Err(Fault::Refused(_))) => {
-                // Such as a server that is busy: asked again the next time.
+                // For example by a server that is busy with a script. The next call sends the withdrawal again.
                 self.withdrawal = None;
                 Followed::Open
             }
@@ -155,12 +167,12 @@ impl Sent {
         }
     }
 
-    /// Whether nothing more can be done on the connection.
+    /// Returns `true` if nothing more can be sent on the connection: a withdrawal follows, or the connection has ended.
     fn is_followed(&self) -> bool {
         self.withdrawal.is_some() || self.route.connection.is_ended()
     }
 
-    /// Sends the withdrawal in a task of its own, so that it is carried out even if nobody waits for it any more.
+    /// Sends the withdrawal in a task of its own, so that it is carried out even if this call is dropped.
     fn send(
         &self,
         servers: &Arc<Servers>,

@@ -1,5 +1,5 @@
-//! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found readers. Or on one
-//! that is waited for in line.
+//! The attempts of claims on shared locks: of readers, of permits, and of a writer that found readers. Also those of a
+//! lock that is waited for in a queue.
 
 use std::time::Duration;
 
@@ -13,24 +13,27 @@ use crate::format::NO_LOCK;
 use crate::request::{Answer, Step, Who};
 
 impl RedisClaim {
-    /// Whether what this claim has, or may have, is withdrawn by the script of what several hold. That knows what is
-    /// held alone, too.
+    /// Returns `true` if the claim is withdrawn by the script of shared locks. That script knows exclusive locks, too.
     pub(super) fn is_share(&self) -> bool {
         !self.is_plain() || self.downgraded || self.waits_for_all && !self.held
     }
 
+    /// Sends one attempt by the script of shared locks, or of fair ones.
     pub(super) async fn attempt_share(&mut self) -> Result<Attempt, Failure> {
         let mode = self.request.mode;
         self.client.format.check(mode)?;
         let fair = self.request.fair;
         if !self.is_plain() && !self.client.is_tried(mode, fair) {
-            // It waits for its turn meanwhile: one asks for all.
+            // The request counts as queued meanwhile: one claim of the process checks the rights, and the others wait
+            // for it.
             self.clock.queued();
             Box::pin(self.client.may_use(&self.names, (mode, fair), self.request.request_timeout)).await?;
         }
+        // Before any request: an attempt would be answered with a lock that is held already, and costs a round trip.
         if let Some(grant) = self.given() {
             return Ok(Attempt::Granted(grant));
         }
+        // A fair claim has a channel of its own, and subscribes to it in `changed`.
         let listens = match &mut self.listener {
             Some(listener) if self.request.fair => {
                 listener.forget();
@@ -39,8 +42,8 @@ impl RedisClaim {
             _ if self.request.fair => self.names.check().map(|()| false)?,
             _ => self.listens()?,
         };
-        let before = self.line;
-        let asked = self.line.asks();
+        let before = self.place;
+        let asked = self.place.asks();
         let request = self.request_by(
             true,
             Step::Acquire {
@@ -52,27 +55,30 @@ impl RedisClaim {
                 mark: self.client.format.passes_on().then(|| asked.as_nanos()),
             },
         );
-        // From here on it may keep others out.
+        // Set before the request is sent: from then on the server may keep others out, whatever becomes of the answer.
+        // A writer that found readers is withdrawn by the script of shared locks only where that knows exclusive locks
+        // too.
         self.waits_for_all =
             self.request.has_preference() && (!self.is_plain() || self.client.format.withdraws_both());
         let reply = match self.acquire_by(&request).await {
             Ok(reply) => reply,
             Err(failure) if is_cut_short(&failure) => {
-                // A right was taken away since it was tried: the step may have ended in the middle.
+                // A right was taken away since it was checked. The step may have stopped in the middle, with the lock
+                // taken.
                 self.client.try_anew(mode, fair);
                 self.held = true;
                 return Err(failure.of_worthless_grant());
             }
             Err(failure) => {
                 if failure.kind() != ErrorKind::Unknown {
-                    // Nothing was changed by this request, and the place is what it was.
-                    self.line = before;
+                    // The request changed nothing, so that the place in the queue is the one of the request before.
+                    self.place = before;
                 }
                 return Err(failure);
             }
         };
         if matches!(reply.answer, Answer::Busy { .. } | Answer::KeptOut { .. }) {
-            self.line.waits(asked);
+            self.place.waits(asked);
         }
         match &reply.answer {
             Answer::Granted(_) | Answer::Adopted(Some(_)) => self.granted(&reply, 1),
@@ -83,14 +89,15 @@ impl RedisClaim {
         }
     }
 
-    /// The lock, where the release before has taken it for us and said so. Where replicas have to know of it, they are
-    /// asked.
+    /// Returns the grant that a release published for this claim, if there is one. Where replicas have to acknowledge a
+    /// grant, there is none: the claim asks the server, which asks them.
     fn given(&mut self) -> Option<Grant> {
+        // With an attempt in flight, only an answer settles what the claim has.
         if !self.request.fair || !self.in_flight.is_empty() || self.client.replicas.is_some() {
             return None;
         }
         let given = self.client.format.given(&self.listener.as_ref()?.text()?)?;
-        let grant = self.line.given(given, Duration::from_millis(self.lease()))?;
+        let grant = self.place.given(given, Duration::from_millis(self.lease()))?;
         self.held = true;
         Some(grant)
     }

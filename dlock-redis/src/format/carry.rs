@@ -1,5 +1,5 @@
-//! Locks that are left for a baton and taken over, in our own form. Rarely used, so that servers need not keep the
-//! scripts.
+//! Locks that are left for a baton and taken over, in dlock's own format. Rarely used, so that servers need not keep
+//! the scripts.
 
 use dlock_core::Token;
 use dlock_core::backend::{LEFT_BEHIND, Mode};
@@ -11,7 +11,7 @@ use crate::request::{Answer, CallNumber, Request, Step};
 
 const SHARES: &str = concat!(include_str!("head.lua"), include_str!("shares_carry.lua"));
 
-/// Makes the call that releases what is held, and leaves it taken for so many milliseconds.
+/// Makes the call that releases a lock and leaves its key taken for this many milliseconds.
 pub(super) fn call_leave(request: &Request, millis: u64, number: CallNumber) -> Cmd {
     let (lock, token) = (&*request.names.lock, &request.token);
     let (ours, left_behind) = (hex(token), hex(&token.left_behind()));
@@ -26,7 +26,7 @@ pub(super) fn call_leave(request: &Request, millis: u64, number: CallNumber) -> 
     call
 }
 
-/// Makes the call that takes over what was left under the token `left`.
+/// Makes the call that takes over the lock that was left under the token `left`.
 pub(super) fn call_take_over(request: &Request, left: &Token, number: CallNumber) -> Cmd {
     let mut call = redis::cmd("EVAL");
     let Step::Acquire { lease, who, .. } = &request.step else { return call };
@@ -45,7 +45,7 @@ pub(super) fn call_take_over(request: &Request, left: &Token, number: CallNumber
     call
 }
 
-/// Reads what came of it; `None` when it makes no sense.
+/// Reads the result of a take-over; `None` if it is malformed.
 pub(super) fn read_take_over(result: Value, mode: Mode) -> Option<Answer> {
     match result {
         result if mode != Mode::Exclusive => shares::taken(result, mode),

@@ -1,6 +1,7 @@
 //! Compares the numbers in the scripts with their twins in Rust.
 //!
-//! The scripts are called by the hash of their text, and some of them are published: so the numbers are literals in it.
+//! The scripts are called by the hash of their text, and some of them are published. So the numbers in them are
+//! literals.
 
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ fn a_script_reads_as_much_of_a_value_as_may_be_a_lock() {
     ];
     let mut compared = 0;
     for text in SCRIPTS.iter().map(|(_, text)| *text).chain(others) {
-        // What is a number needs no more than 32 bytes.
+        // A number needs no more than 32 bytes.
         for part in text.split("'GETRANGE', ").skip(1).filter(|part| !part.starts_with("name, 0, 31)")) {
             let (_, last) = part.split_once(", 0, ").expect("a range");
             let last: usize = last.split(')').next().expect("an end").parse().expect("a number");

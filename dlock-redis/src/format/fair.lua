@@ -1,22 +1,23 @@
 -- One step on a lock whose waiters are served in the order in which they came.
--- Such a lock is a hash with a line: see there. While it is held, n is 1, e until when, h the token, and for the token
--- until when, 0, the fence, and who it is; l, where somebody who does not stand in line listens for the release. Times
--- are in ms of the server's clock.
--- A release takes the lock for the first in line who is alive, until it would lose its place, and publishes the mark and
--- the fence to that one. The mark says which request of that one was the last before the grant: its lease counts from
--- there. One that has no mark, as those of earlier versions, and any where no fence can be drawn, is told that it is its
--- turn: a lock that nobody holds and that somebody waits for is the first one's, who asks for it.
--- KEYS: the lock; the counter of fences for an acquire, and for a withdrawal that takes the lock for the first in line.
+-- Such a lock is a hash with a queue, see line.lua. While it is held, n is 1, e until when, h the token, and the field
+-- of the token until when, 0, the fence, and the line about the holder; l, if a claim without a place listens for the
+-- release. Times are in ms of the server's clock.
+-- A release takes the lock for the first waiter that is alive, until it would lose its place, and publishes the mark
+-- and the fence to it. The mark says which request of the waiter was the last before the grant: its lease counts from
+-- there. A waiter without a mark, as those of earlier versions, is notified that it is its turn, and so is any waiter
+-- if no fence can be drawn: a free lock with waiters belongs to the first of them, which asks for it.
+-- KEYS: the lock; the counter of fences for an acquire, and for a withdrawal that takes the lock for the first waiter.
 -- ARGV: the number of the call; the operation; the token; then for a renewal the lease in ms, and for an acquire the
--- lease, two that are not used, 1 if it waits, 1 if it listens, who it is, and the mark.
--- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
---   acquire   the fence; {fence} of what the token has already; {-1, number of permits} of a semaphore;
---             {ms to wait or -1, value or ''} when it is taken, or another one's turn
---   renew     1, or 0 when there was nothing
---   withdraw  the same
--- What is held alone has room for one more in line while its value is shorter: one place, the mark of a reader, and what
--- says that the key was left, end within what is read. A hash has room while it has fewer fields; one that has more than
--- a line and its holders can have is none of ours, and never read or deleted.
+-- lease, two that are not used, 1 if it waits, one that is not used, the line about the holder, and the mark.
+-- Reply: {result, the number of the call}, or an error, and then nothing was changed. The result:
+--   acquire   the fence; {fence} of a lock that the token has already; {-1, number of permits} of a semaphore;
+--             {ms to wait or -1, value or ''} if the lock is taken, or it is the turn of another waiter
+--   renew     1, or 0 if the token does not have the lock
+--   withdraw  1, or 0 if the token did not have the lock
+-- A value that is held exclusively has room for one more waiter while it is shorter than LONGEST: one place, the mark
+-- of a reader, and the field that says that the key was left, then end within the part that is read. A hash has room
+-- while it has fewer fields than ROOM. A hash with more than FIELDS, which are those of a full queue and its holders,
+-- is no lock, and never read or deleted.
 local LONGEST, ROOM, FIELDS = 454, 10000, 20016
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
 local acquires, waits = operation == 'acquire', ARGV[7] == '1'
@@ -25,7 +26,7 @@ local wrong = 'WRONGTYPE the key holds something that is no lock'
 local kind = call('TYPE', name)
 kind = kind.ok or kind
 if kind == 'string' then
-  -- Held by one who does not stand in line, behind whom this one is to have its turn, or not any more.
+  -- Held exclusively by a claim without a place. This claim gets its turn behind it, or gives its turn up.
   local value = call('GETRANGE', name, 0, 511)
   if not string.find(value, '^%x+ %d+%+%d+ ') then
     return acquires and redis.error_reply(wrong) or done(0)
@@ -58,21 +59,21 @@ local last, head = tonumber(found[1]), tonumber(found[2]) or 1
 local n, ends, holder, listens, own = tonumber(found[3]), tonumber(found[4]), found[5], found[6], found[8]
 local place = found[7] and tonumber(string.match(found[7], '^%d+'))
 
--- As long as the longest of what is in it.
+-- Keeps the hash as long as the longest of its entries.
 local function keep(least)
   if call('PTTL', name) < least then
     call('PEXPIRE', name, text(least))
   end
 end
 
--- Returns the first in line who is alive, and until when.
+-- Returns the first waiter that is alive, and until when it is.
 local function first()
   local waiter, alive
   waiter, head, alive = first_in_line(head, last, acquires and token)
   return waiter, alive
 end
 
--- Takes a place in line, if there is room, or keeps it. The last place is in this field.
+-- Takes a place in the queue, if there is room, or keeps it. The last place is stored in `field`.
 local function stand(field)
   if not place and call('HLEN', name) >= ROOM then
     return
@@ -88,7 +89,7 @@ local function stand(field)
 end
 
 if kind == 'hash' and not last then
-  -- Readers have it, or it is a semaphore.
+  -- Readers hold the lock, or it is a semaphore.
   local chance = tonumber(found[11]) or 0
   last = tonumber(found[10]) or 0
   if operation == 'renew' or operation == 'withdraw' and not place then
@@ -96,7 +97,7 @@ if kind == 'hash' and not last then
   elseif operation == 'withdraw' then
     call('HDEL', name, 'q' .. place, '?' .. token)
     if not first() then
-      -- Those it kept out may come in.
+      -- The claims that it kept out may be let in.
       call('HDEL', name, 'F', 'q')
       if listens then
         try('PUBLISH', name, '')
@@ -116,7 +117,7 @@ if kind == 'hash' and not last then
     if waits then
       stand('F')
     end
-    -- Those behind the first have no reason to ask when one of them ends.
+    -- Only the first waiter has a reason to ask when one of them ends.
     local left = (not waiter or waiter == token) and math.max((n > 0 and ends or chance) - now, 1) or -1
     return done({ left, n > 0 and shown(holder, FIELDS) or '' })
   end
@@ -127,7 +128,7 @@ last = last or 0
 local held = n == 1 and ends > now
 own = held and own
 
--- Gives the lock, which nobody holds, to the first in line, or tells it that it is its turn; whether somebody waits.
+-- Takes the free lock for the first waiter, or notifies it that it is its turn. Returns whether there is a waiter.
 local function pass_on(tells)
   local waiter, alive = first()
   if not waiter then
@@ -186,7 +187,7 @@ end
 
 local lease, who = tonumber(ARGV[4]), ARGV[9]
 if own then
-  -- The reply of an earlier attempt was lost.
+  -- The reply to an earlier attempt was lost.
   local rest, known = string.match(own, '^%d+( 0 (%d+) .*)$')
   if not known then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
@@ -200,7 +201,7 @@ end
 
 local waiter = first()
 if not held and waiter and waiter ~= token then
-  -- Whoever had it is not heard of any more.
+  -- The holder's lease has ended without a release.
   pass_on(false)
   waiter = first()
 end
@@ -208,12 +209,12 @@ if held or waiter and waiter ~= token then
   if waits then
     stand('f')
   end
-  -- Those behind the first have no reason to ask when it ends.
+  -- Only the first waiter has a reason to ask when the lease ends.
   local left = held and (not waiter or waiter == token) and math.max(ends - now, 1) or -1
   return done({ left, held and holder and call('HGET', name, holder) or '' })
 end
 
--- First what can be refused: a server that is full, read-only or short of replicas grants nothing.
+-- The counter first, as it can be refused: a server that is full, read-only or short of replicas then grants nothing.
 draw_first(KEYS[2])
 if refused then
   return refused

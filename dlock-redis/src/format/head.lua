@@ -1,5 +1,5 @@
--- What the scripts of several holders, of waiters in line, and of fences begin with.
--- ARGV: the number of the call first.
+-- The head of the scripts of shared locks, of queues, and of fences.
+-- ARGV: first the number of the call.
 local call, try = redis.call, redis.pcall
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -9,7 +9,7 @@ end
 local function done(result)
   return { result, ARGV[1] }
 end
--- Draws a fence from a counter, which keeps up with the server's clock. Where it is refused, nothing, and the error.
+-- Draws a fence from a counter, which keeps up with the server's clock. Returns nil and the error if it is refused.
 local function draw(counter)
   local fence = try('INCR', counter)
   if type(fence) ~= 'number' then
@@ -26,17 +26,17 @@ local function draw(counter)
   end
   return fence
 end
--- The fence of what this step grants, or why there is none. A server that is full refuses it only to a script that has
--- changed nothing yet, by whatever command: a step that may grant draws it before its first change. One that is not
--- used is left out.
+-- The fence of the grant of this step, or the reason why there is none. A server that is full refuses the counter only
+-- to a script that has changed nothing yet, by whatever command: so a step that may grant draws the fence before its
+-- first change. A fence that is not used is left out.
 local fence, refused
 local function draw_first(counter)
   if not fence and not refused then
     fence, refused = draw(counter)
   end
 end
--- Tries what a step is about to do, by arguments that change nothing. Returns the error of what this user may not do: what
--- is refused in the middle of a step would leave the rest undone.
+-- Tries the commands of a step by arguments that change nothing. Returns the error of a command that this user may not
+-- use: a refusal in the middle of the step would leave the rest undone.
 local function denied(...)
   for _, tried in ipairs({ ... }) do
     local reply = try(unpack(tried))

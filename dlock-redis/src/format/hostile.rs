@@ -1,4 +1,5 @@
-//! Whatever a server answers about a lock, which others may have stored: for a property test and for a fuzzer.
+//! Answers of a server about a lock with any contents, which other programs may have stored: for a property test and
+//! for a fuzzer.
 
 use dlock_core::Holder;
 use dlock_core::backend::Mode;
@@ -11,7 +12,7 @@ const PERMITS: Mode = Mode::Permits { of: 4, take: 2 };
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// Reads a text in all ways in which an answer with a holder is read, and returns the holders. A `|` stands between the
-/// parts of an answer; the text is also read as what stands behind the part of a value that makes it a lock.
+/// parts of an answer. The text is also read as the rest of a value behind the part that makes it a lock.
 #[must_use]
 #[cfg_attr(test, expect(unreachable_pub, reason = "a fuzzer reaches it"))]
 pub fn holders_in(text: &str) -> Vec<Holder> {

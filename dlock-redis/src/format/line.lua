@@ -1,16 +1,18 @@
--- A line of waiters in a hash, for the scripts of those who stand in line and of those who do not.
+-- A queue of waiters in a hash, for the scripts of locks with a queue and without.
 -- For each place from q on, to the last that was given: q<place>, the token that waits there and until when it is
--- alive, and ?<token>, its place, the mark of its last request, and who it is. The last place is in the field f where
--- the lock is only for those in line, and in F while readers have it, or have their chance: these go on, and nobody else
--- comes in.
--- Behind what is held alone by one who does not stand in line, those who do leave ' ><token>:<until when alive>', as
--- far as there is room, before the mark of one who listens: a release makes the line of that.
+-- alive, and ?<token>, its place, the mark of its last request, and the line about it. The last place is in the field f
+-- if the lock is only for the queue, and in F while readers hold the lock, or have their chance: these go on, and no
+-- other claim is let in.
+-- A claim in the queue that finds the lock held exclusively by a claim without a place leaves ' ><token>:<until when
+-- alive>' behind that value, as far as there is room, before the mark of a listener. The release makes the queue of
+-- these.
+-- Time is in ms of the server's clock. The times alive are at most ALIVE ahead of it.
 local ALIVE = 2000
--- So many places that nobody has are not looked at again.
+-- The number of empty places after which the head is stored, so that later steps skip them.
 local FAR = 16
 
--- Begins the changes of a step that renews or releases: a server that is full refuses what may need memory, unless the
--- script has changed something before by a command that needs none, whatever came of that.
+-- Begins the changes of a step that renews or releases. A server that is full refuses commands that may need memory,
+-- unless the script has changed something before: this is a command that needs none, whatever comes of it.
 local function begin_in_any_case(token)
   call('HDEL', KEYS[1], '-' .. token)
 end
@@ -22,7 +24,8 @@ local function begin_to_acquire()
   end
 end
 
--- Returns the first in line who is alive, or who asks, its place, and until when. Those before lose their places.
+-- Returns the first waiter that is alive, or that asks, its place, and until when it is alive. Those before lose their
+-- places.
 local function first_in_line(head, last, asks)
   local from, waiter, alive = head, nil, nil
   while head <= last and not waiter do
@@ -43,8 +46,7 @@ local function first_in_line(head, last, asks)
   return waiter, head, alive
 end
 
--- Takes away the shares that have run out of a lock that several hold. Returns how much is taken of it, and when the
--- first of the others ends.
+-- Removes the expired shares of a shared lock. Returns how much of it is taken, and when the first of the others ends.
 local function purge()
   begin_to_acquire()
   local all, taken, ends = call('HGETALL', KEYS[1]), 0, nil
@@ -65,15 +67,15 @@ local function purge()
   return taken, ends
 end
 
--- Returns what is stored for one of those who hold the lock: the newest, or another one where that has left. What has more
--- fields than so many is not read as a whole.
+-- Returns the stored value of one holder: the newest, or any other if that one has released. A hash with more fields
+-- than `most` is not read as a whole.
 local function shown(newest, most)
   local value = newest and call('HGET', KEYS[1], newest)
   local all = not value and call('HLEN', KEYS[1]) <= most and call('HGETALL', KEYS[1]) or {}
   for at = 1, #all, 2 do
     local until_ms = #all[at] == 32 and tonumber(string.match(all[at + 1], '^(%d+) '))
     if until_ms and until_ms > now then
-      -- The next one need not look for it.
+      -- The next step need not search.
       try('HSET', KEYS[1], 'h', all[at])
       return all[at + 1]
     end
@@ -81,7 +83,7 @@ local function shown(newest, most)
   return value or ''
 end
 
--- The lock, which nobody has, is only for those in line from now on.
+-- Leaves a free lock to the queue: no other claim is let in from now on.
 local function keep_for_line(last, head)
   begin_to_acquire()
   call('HDEL', KEYS[1], 'F', 'h', 'r', 'w')
@@ -91,8 +93,8 @@ local function keep_for_line(last, head)
   end
 end
 
--- Makes the line of those who left their tokens in what was held alone. Returns the last place, 0 without any, and the
--- first of them.
+-- Makes the queue of the tokens that were left behind an exclusive value. Returns the last place, 0 without any, and
+-- the first token.
 local function line_behind(value)
   local last, head = 0, nil
   for waiter, alive in string.gmatch(value, ' >(%x+):(%d+)') do

@@ -1,6 +1,14 @@
-//! How locks are stored: in a form of our own, or in those of Redisson.
+//! The formats in which locks are stored: dlock's own, and those of Redisson.
 //!
-//! Each form is a module with its scripts, how they are called, and what their replies mean.
+//! Each format is a module with its scripts, their calls, and the meaning of their replies.
+//!
+//! | format | exclusive locks | shared locks | fair locks |
+//! |---|---|---|---|
+//! | `Plain` | `plain` | `shares` | `shares` |
+//! | `Redisson`, `Recipe::Lock` | `redisson` | `redisson_shares`: permits only | `redisson_shares` |
+//! | `Redisson`, `Recipe::ReadWriteLock` | `redisson_shares` | `redisson_shares` | none |
+//!
+//! Batons and keys that stay taken (`carry`) exist in `Plain` only. `rights` has the commands that each use needs.
 
 mod carry;
 #[cfg(test)]
@@ -26,7 +34,7 @@ pub(crate) use self::plain::{LEAVE, TAKE_OVER, TEXT as PLAIN};
 use crate::keys::Names;
 use crate::request::{Answer, Answers, By, CallNumber, Probe, Request, ScriptKind, Step};
 
-/// What is read of a lock at the most. What is longer is none.
+/// The longest value that is read of a lock. A longer one is no lock.
 const LONGEST_VALUE: usize = 512;
 
 const FENCE: &str = concat!(include_str!("head.lua"), include_str!("fence.lua"));
@@ -43,15 +51,15 @@ pub(crate) fn draw(names: &Names, number: CallNumber) -> Cmd {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipe {
-    /// `RLock`, without readers, and `RFairLock` for locks that are waited for in line. The default.
+    /// `RLock`, without readers, and `RFairLock` for locks with a queue of waiters. The default.
     #[default]
     Lock,
-    /// `RReadWriteLock`, for readers and writers. There is no waiting in line.
+    /// `RReadWriteLock`, for readers and writers. There is no queue of waiters.
     ReadWriteLock,
 }
 
 impl Recipe {
-    /// The recipe as a URL names it.
+    /// Returns the recipe of this name in a URL.
     pub(crate) fn of(name: &str) -> Option<Self> {
         match name {
             "lock" => Some(Self::Lock),
@@ -61,12 +69,13 @@ impl Recipe {
     }
 }
 
-/// How locks are stored.
+/// The format in which locks are stored.
 #[derive(Clone, Debug)]
 pub(crate) enum Format {
-    /// A string: cheap, and nobody's but ours.
+    /// dlock's own format, a string, which costs the server least.
     Plain { cluster: bool },
-    /// A hash that services in Java share, with what marks this client in the owner fields, as Redisson's do.
+    /// The format of Redisson, a hash, which is shared with services in Java. `client` marks this client in the owner
+    /// fields, as Redisson's clients do.
     Redisson { client: Arc<str>, cluster: bool, recipe: Recipe },
 }
 
@@ -81,6 +90,7 @@ impl Script {
         Self { text, hash: std::sync::LazyLock::new(hash) }
     }
 
+    /// Begins a call of the script.
     fn call(&self, by: By, keys: usize, capacity: usize) -> Cmd {
         let mut cmd = Cmd::with_capacity(capacity, 256 + 40 * capacity);
         match by {
@@ -96,27 +106,27 @@ fn hash_of(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
 }
 
-/// What lies under the name of a lock.
+/// The contents of the key of a lock.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Nothing,
     Held(Holder),
-    /// As many as are listed.
+    /// A shared lock with these holders.
     Several(Vec<Holder>),
     /// A lock of Redisson with readers and writers, which is to be looked at as such.
     ReadWriteLock,
-    /// What is no lock, in the way of one.
+    /// Something that is no lock, in the way of one.
     Foreign,
-    /// Data of others.
+    /// Data of other programs.
     Data,
 }
 
-/// As what a key is looked at that is no lock with one holder.
+/// The kind as which a key is looked at that is no exclusive lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// A lock of Redisson with readers and writers, among those that have none.
+    /// A lock of Redisson with readers and writers, found where a lock without them was looked for.
     ReadWriteLock,
-    /// What several hold in all other cases.
+    /// Any other shared lock.
     Other,
 }
 
@@ -136,7 +146,7 @@ pub(crate) fn probe(probes: &[Probe], number: CallNumber) -> Cmd {
     call
 }
 
-/// Reads what they found; `None` when it makes no sense.
+/// Reads the findings of the reads; `None` if the reply is malformed.
 pub(crate) fn probed(found: Value, probes: &[Probe]) -> Option<Vec<bool>> {
     let Value::Array(found) = found else { return None };
     let found = found.into_iter().map(|found| match found {
@@ -146,13 +156,13 @@ pub(crate) fn probed(found: Value, probes: &[Probe]) -> Option<Vec<bool>> {
     found.collect::<Option<Vec<bool>>>().filter(|found| found.len() == probes.len())
 }
 
-/// What `SCAN` looks for that belongs to a lock and has another name.
+/// A kind of key beside a lock, with a name of its own, for `SCAN` to find.
 pub(crate) struct ScannedFor {
     pub(crate) kind: &'static str,
-    /// Whether it is a line of waiters, and else what several hold.
+    /// `true` if the key is a queue of waiters, and `false` if it is a shared lock's.
     pub(crate) is_line: bool,
     pub(crate) pattern: String,
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub(crate) lock_of: fn(&str) -> Option<&str>,
 }
 
@@ -163,40 +173,40 @@ impl Format {
         }
     }
 
-    /// Whether an acquire can take several fences of the counter.
+    /// Returns `true` if an acquire can draw several fences.
     pub(crate) const fn reserves(&self) -> bool {
         matches!(self, Self::Plain { .. })
     }
 
-    /// Whether there are readers.
+    /// Returns `true` if the format has readers.
     pub(crate) const fn has_readers(&self) -> bool {
         matches!(self, Self::Plain { .. } | Self::Redisson { recipe: Recipe::ReadWriteLock, .. })
     }
 
-    /// Whether locks can be waited for in line.
+    /// Returns `true` if the format has a queue of waiters.
     pub(crate) const fn has_line(&self) -> bool {
         matches!(self, Self::Plain { .. } | Self::Redisson { recipe: Recipe::Lock, .. })
     }
 
-    /// Whether a release can leave its key taken.
+    /// Returns `true` if a release can leave its key taken.
     pub(crate) const fn leaves(&self) -> bool {
         matches!(self, Self::Plain { .. })
     }
 
-    /// Whether there is a script for locks with one holder, whose calls many requests share.
+    /// Returns `true` if there is a script for exclusive locks, whose calls many requests share.
     pub(crate) const fn has_exclusive_script(&self) -> bool {
         self.has_line()
     }
 
-    /// Whether the script of what several hold withdraws, too, what was taken alone.
+    /// Returns `true` if the script of shared locks can withdraw an exclusive lock, too.
     pub(crate) const fn withdraws_both(&self) -> bool {
         matches!(self, Self::Plain { .. })
     }
 
-    /// The longest lease of a hold of this mode.
+    /// Returns the longest lease of a hold of this mode, if it is bounded.
     pub(crate) const fn longest(&self, mode: Mode) -> Option<Duration> {
         match (self, mode) {
-            // A writer may become a reader.
+            // Also for writers, which may become readers.
             (Self::Redisson { recipe: Recipe::ReadWriteLock, .. }, Mode::Exclusive | Mode::Shared) => {
                 Some(redisson_shares::LONGEST)
             }
@@ -204,7 +214,7 @@ impl Format {
         }
     }
 
-    /// What shows that a claim that shares its lock, or has waited for it in line, has it.
+    /// Returns the reads that show whether a claim has its shared or fair lock.
     pub(crate) fn probes(&self, names: &Names, token: &Token, mode: Mode, fair: bool) -> Vec<Probe> {
         match self {
             Self::Plain { .. } => vec![Probe::new("HGET", &names.lock, plain::hex(token))],
@@ -214,7 +224,7 @@ impl Format {
         }
     }
 
-    /// The place of a use of locks among all of them, fewer than [`USES`](rights::USES).
+    /// Returns the position of a use of locks among all uses, which are fewer than [`USES`](rights::USES).
     pub(crate) const fn place(&self, mode: Mode, fair: bool) -> usize {
         match self {
             Self::Plain { .. } => 0,
@@ -222,8 +232,8 @@ impl Format {
         }
     }
 
-    /// Makes the call that tries the commands that such a use needs beside those of a lock alone, on a name that no
-    /// lock has. Its reply lists those that are missing.
+    /// Makes the call that tries the commands that a use of locks needs besides those of exclusive locks, on a name
+    /// that no lock has. Its reply lists the missing ones.
     pub(crate) fn rights_of(
         &self,
         (mode, fair): (Mode, bool),
@@ -238,7 +248,7 @@ impl Format {
         rights::call(tries, lock, (&probe.lock, &self.channel(probe, mode)), number)
     }
 
-    /// Refuses what no claim can ask for.
+    /// Refuses modes that no claim can have.
     pub(crate) fn check(&self, mode: Mode) -> Result<(), Failure> {
         match self {
             Self::Plain { .. } => Ok(()),
@@ -246,7 +256,7 @@ impl Format {
         }
     }
 
-    /// Makes one call of the script that carries out these requests: several only of [`ScriptKind::Exclusive`].
+    /// Makes one call of the script that carries out these requests. Several are only of [`ScriptKind::Exclusive`].
     pub(crate) fn call(&self, requests: &[Request], by: By, number: CallNumber) -> Cmd {
         match (requests, self) {
             ([request], _) if request.kind != ScriptKind::Exclusive => self.call_own(request, by, number),
@@ -257,7 +267,7 @@ impl Format {
         }
     }
 
-    /// Makes the call of a request that shares none.
+    /// Makes the call of a request that shares its call with no other.
     fn call_own(&self, request: &Request, by: By, number: CallNumber) -> Cmd {
         match (request.kind, self) {
             (ScriptKind::SplitSlot { fence }, _) => self.call_split_slot(request, fence, number),
@@ -270,7 +280,7 @@ impl Format {
         }
     }
 
-    /// Reads what came of a call with these requests; `None` when it makes no sense.
+    /// Reads the result of a call with these requests; `None` if it is malformed.
     pub(crate) fn read(&self, result: Value, requests: &[Request]) -> Option<Answers> {
         match (requests, self) {
             ([request], _) if request.kind != ScriptKind::Exclusive => {
@@ -281,6 +291,7 @@ impl Format {
         }
     }
 
+    /// Reads the result of a call with one request.
     fn read_own(&self, result: Value, request: &Request) -> Option<Answer> {
         let (step, mode) = (&request.step, request.mode);
         match (request.kind, self) {
@@ -302,7 +313,7 @@ impl Format {
         }
     }
 
-    /// Reads what came of it; `None` when it makes no sense.
+    /// Reads the result of [`call_all`](Self::call_all); `None` if it is malformed.
     pub(crate) fn read_all(&self, result: Value, count: usize) -> Option<Answer> {
         match self {
             Self::Plain { .. } => plain::read_all(result, count),
@@ -310,7 +321,7 @@ impl Format {
         }
     }
 
-    /// Makes the call that takes a lock without its counter: without a fence, or with the one that was drawn since.
+    /// Makes the call that takes a lock without its counter: without a fence, or with the fence that was drawn since.
     /// Rarely used, so that servers need not keep the script.
     fn call_split_slot(&self, request: &Request, fence: u64, number: CallNumber) -> Cmd {
         let mut call = redis::cmd("EVAL");
@@ -330,7 +341,7 @@ impl Format {
         call
     }
 
-    /// Returns the channel on which releases of a lock are published to those who want it in this mode.
+    /// Returns the channel on which releases of a lock are published to the claims that wait for it in this mode.
     pub(crate) fn channel<'a>(&self, names: &'a Names, mode: Mode) -> Cow<'a, str> {
         match self {
             Self::Plain { .. } => Cow::Borrowed(&names.lock),
@@ -340,7 +351,7 @@ impl Format {
         }
     }
 
-    /// Returns the channel on which a waiter in line is notified of its turn.
+    /// Returns the channel on which a waiter in the queue is notified of its turn.
     pub(crate) fn place_channel(&self, names: &Names, token: &Token) -> String {
         match self {
             Self::Plain { .. } => shares::place_channel(names, token),
@@ -348,17 +359,31 @@ impl Format {
         }
     }
 
-    /// Whether a release can give the lock to the first in line.
+    /// Returns the channel of the announcements of an election.
+    pub(crate) fn announced_channel(&self, names: &Names) -> String {
+        format!("{}#term", self.channel(names, Mode::Exclusive))
+    }
+
+    /// Returns the call that announces a change of leader.
+    pub(crate) fn announce(&self, names: &Names, number: CallNumber) -> Cmd {
+        let mut call = redis::cmd("EVAL");
+        call.arg("return { redis.call('PUBLISH', ARGV[2], ''), ARGV[1] }");
+        call.arg(1).arg(&*names.lock).arg(number.0).arg(self.announced_channel(names));
+        call
+    }
+
+    /// Returns `true` if a release can take the lock for the first in the queue.
     pub(crate) const fn passes_on(&self) -> bool {
         matches!(self, Self::Plain { .. })
     }
 
-    /// Reads what one in line is notified of: the mark of its last request and the fence where it was given the lock.
+    /// Reads the message to a waiter in the queue: the mark of its last request and the fence, if it was granted the
+    /// lock.
     pub(crate) fn given(&self, text: &str) -> Option<(u64, u64)> {
         if self.passes_on() { shares::given(text) } else { None }
     }
 
-    /// Makes the call that looks who has a lock. Rarely used, so that servers need not keep the script.
+    /// Makes the call that looks at the holder of a lock. Rarely used, so that servers need not keep the script.
     pub(crate) fn look(&self, lock: &str, number: CallNumber) -> Cmd {
         let mut call = redis::cmd("EVAL");
         let text = match self {
@@ -373,8 +398,8 @@ impl Format {
         call
     }
 
-    /// Makes the call that looks who has a key that is no lock for [`look`](Self::look): of Redisson a semaphore, or a
-    /// lock with readers and writers.
+    /// Makes the call that looks at the holders of a key that is no lock for [`look`](Self::look): a shared lock; of
+    /// Redisson a semaphore, or a lock with readers and writers.
     pub(crate) fn look_again(&self, kind: Again, lock: &str, number: CallNumber) -> Cmd {
         match self {
             Self::Plain { .. } => shares::look(lock, number),
@@ -384,7 +409,7 @@ impl Format {
         }
     }
 
-    /// Reads what came of it; `None` when it makes no sense.
+    /// Reads the result of [`look_again`](Self::look_again); `None` if it is malformed.
     pub(crate) fn seen_again(&self, kind: Again, looked: Value) -> Option<Occupancy> {
         match self {
             Self::Plain { .. } => shares::seen(looked),
@@ -392,13 +417,13 @@ impl Format {
         }
     }
 
-    /// Returns the lock that has this name; `None` for what is stored beside one.
+    /// Returns the lock of a name; `None` for a key that is stored beside a lock.
     pub(crate) fn lock_of<'a>(&self, name: &'a str) -> Option<&'a str> {
         let is_beside = matches!(self, Self::Redisson { .. }) && redisson_shares::is_side(name);
         (!is_beside).then_some(name)
     }
 
-    /// What `SCAN` has to look for besides locks.
+    /// Returns the keys that `SCAN` has to find besides locks.
     pub(crate) fn scanned_again(&self) -> Vec<ScannedFor> {
         let Self::Redisson { recipe, .. } = self else { return Vec::new() };
         let semaphores = ScannedFor {
@@ -419,8 +444,8 @@ impl Format {
         }
     }
 
-    /// Makes the call that takes a key away from all who hold it that is no lock for [`force`](Self::force), or only if
-    /// all of them are among these [identities](Self::identities).
+    /// Makes the call that releases by force a key that is no lock for [`force`](Self::force): whoever holds it, or
+    /// only if all holders are among these [identities](Self::identities).
     pub(crate) fn force_again(&self, kind: Again, lock: &str, meant: &[Vec<u8>], number: CallNumber) -> Cmd {
         match self {
             Self::Plain { .. } => shares::force(lock, meant, number),
@@ -430,7 +455,7 @@ impl Format {
         }
     }
 
-    /// What tells those whom a look found from all who may hold the lock later.
+    /// Returns what distinguishes the holders that a look found from any later ones.
     pub(crate) fn identities(&self, kind: Option<Again>, looked: &Value) -> Vec<Vec<u8>> {
         match (self, kind) {
             (Self::Plain { .. }, None) => vec![plain::identity(looked)],
@@ -448,7 +473,7 @@ impl Format {
         }
     }
 
-    /// Which type `SCAN` has to look for, where that spares it data of others.
+    /// Returns the type that `SCAN` has to look for, if that spares it data of other programs.
     pub(crate) const fn scanned(&self) -> Option<&'static str> {
         match self {
             Self::Plain { .. } => None,
@@ -456,7 +481,7 @@ impl Format {
         }
     }
 
-    /// Reads what came of a look.
+    /// Reads the result of a [`look`](Self::look).
     pub(crate) fn seen(&self, looked: Value) -> Found {
         if let Self::Redisson { recipe: Recipe::ReadWriteLock, .. } = self {
             return redisson_shares::seen(false, looked)
@@ -475,7 +500,7 @@ impl Format {
         }
     }
 
-    /// Makes the call that takes a lock away from whoever holds it, or only from those who have these
+    /// Makes the call that releases a lock by force: whoever holds it, or only if the holders have these
     /// [identities](Self::identities). Rarely used, so that servers need not keep the script.
     pub(crate) fn force(&self, names: &Names, keep_data: bool, meant: &[Vec<u8>], number: CallNumber) -> Cmd {
         let mut command = redis::cmd("EVAL");
@@ -508,7 +533,7 @@ impl Format {
             cmd.arg(&*probe.lock);
         }
         match (self, probe) {
-            // A release by a token that nobody has.
+            // A release by a token that no claim has.
             (Self::Plain { .. }, Some(_)) => drop(cmd.arg(number.0).arg("-")),
             (Self::Plain { .. }, None) => drop(cmd.arg(number.0)),
             // No acquires.
@@ -517,7 +542,7 @@ impl Format {
         cmd
     }
 
-    /// Makes the call that tries the rights of the user. Its reply lists the commands that are missing.
+    /// Makes the call that tries the rights of the user. Its reply lists the missing commands.
     pub(crate) fn rights(&self, probe: &Names, among_data: bool, number: CallNumber) -> Cmd {
         let mut cmd = redis::cmd("EVAL");
         let text = match self {
@@ -546,14 +571,15 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-/// When a lock was taken: fences keep up with the server's clock, in microseconds. `None` for a fence that does not.
+/// Returns the time at which a lock was taken: fences keep up with the server's clock, in microseconds. Returns `None`
+/// for a fence that does not.
 fn since(fence: u64) -> Option<SystemTime> {
     /// The year 2001.
     const CLOCKED: u64 = 1_000_000_000_000_000;
     (fence >= CLOCKED).then(|| UNIX_EPOCH.checked_add(Duration::from_micros(fence))).flatten()
 }
 
-/// What a key that is no lock is refused with.
+/// The text of the refusal of a key that is no lock.
 pub(crate) const NO_LOCK: &str = "WRONGTYPE the key holds something that is no lock";
 
 fn no_lock() -> Answer {

@@ -1,7 +1,7 @@
-//! Our own form: a string that expires.
+//! dlock's own format of exclusive locks: a string that expires.
 //!
-//! `<token> <first fence of the call>+<number in it> <who holds it>`, with ` !` at its end where somebody listens for
-//! the release. So a release is published only to those who wait, and the fence needs no arithmetic on the server.
+//! `<token> <first fence of the call>+<number in it> <line about the holder>`, with ` !` at its end if a client listens
+//! for the release. So a release is published only if a client waits, and the fence needs no arithmetic on the server.
 
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ pub(super) const LOOK: &str = include_str!("plain_look.lua");
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));
 
+/// Makes the call of the script with these requests. See the script for the forms of its arguments.
 pub(super) fn call(requests: &[Request], by: By, number: CallNumber) -> Cmd {
     let places = Places::of(requests);
     let in_order = || places.order.iter().map(|index| &requests[usize::from(*index)]);
@@ -42,6 +43,7 @@ pub(super) fn call(requests: &[Request], by: By, number: CallNumber) -> Cmd {
     let listens = |request: &Request| matches!(request.step, Step::Acquire { listens: true, .. });
     let listening = acquires().any(listens);
     let fences: u32 = acquires().map(|request| request.step.fences()).sum();
+    // The most frequent call has the shortest form: each argument costs the server time.
     if requests.len() == 1 && fences == 1 && !listening {
         lease(uniform, &mut cmd);
     } else if places.back < requests.len() {
@@ -67,7 +69,7 @@ pub(super) fn call(requests: &[Request], by: By, number: CallNumber) -> Cmd {
     cmd
 }
 
-/// Adds the lease of all, or that there is none.
+/// Adds the common lease, or an empty argument if there is none.
 fn lease(of_all: Option<u64>, cmd: &mut Cmd) {
     match of_all {
         Some(lease) => cmd.arg(lease),
@@ -75,7 +77,7 @@ fn lease(of_all: Option<u64>, cmd: &mut Cmd) {
     };
 }
 
-/// The number that all are, if there is any.
+/// Returns the number that all numbers are equal to, if there is one.
 fn same(mut numbers: impl Iterator<Item = u64>) -> Option<u64> {
     let first = numbers.next()?;
     numbers.all(|other| other == first).then_some(first)
@@ -86,13 +88,15 @@ struct Places {
     order: SmallVec<[u8; 32]>,
     back: usize,
     renewed: usize,
-    /// So many of the last ones of these.
+    /// The number of tracked ones among the renewals, which come last.
     tracked: usize,
     taken: usize,
 }
 
 impl Places {
     fn of(requests: &[Request]) -> Self {
+        // Releases first: a lock that is released and acquired in one call is free by then. Tracked renewals last: the
+        // server tracks keys by what the call reads after all changes.
         let kind = |request: &Request| match request.step {
             Step::Withdraw { .. } => 0,
             Step::Renew { tracked: false, .. } | Step::Downgrade { .. } => 1,
@@ -111,13 +115,13 @@ impl Places {
         Self { order, back: counts[0], renewed, tracked: counts[2], taken: counts[3] }
     }
 
-    /// How many concern what is held.
+    /// Returns the number of requests about locks that are held.
     const fn own(&self) -> usize {
         self.back + self.renewed
     }
 }
 
-/// What follows the first fence of the call in the value.
+/// Returns what follows the first fence of the call in the value.
 fn added<'a>(number: u32, who: &Who, scratch: &'a mut Vec<u8>) -> &'a [u8] {
     scratch.clear();
     if number >= 10 {
@@ -130,6 +134,7 @@ fn added<'a>(number: u32, who: &Who, scratch: &'a mut Vec<u8>) -> &'a [u8] {
     scratch
 }
 
+/// Returns a token as the scripts and the server have it.
 pub(super) fn hex(token: &Token) -> [u8; 32] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = [0; 32];
@@ -140,6 +145,7 @@ pub(super) fn hex(token: &Token) -> [u8; 32] {
     text
 }
 
+/// Reads the result of [`call`], whose answers are all good but for those that are listed.
 pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Answers> {
     let (base, odd) = match reply {
         Value::Int(base) => (base, Vec::new()),
@@ -163,11 +169,12 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Answers> {
         let place = usize::try_from(place).ok()?.checked_sub(1)?;
         answers[usize::from(*places.order.get(place)?)] = answer(reply)?;
     }
-    // Without a first fence nothing can have been granted.
+    // Without a first fence no lock can have been granted.
     let granted = |answer: &Answer| matches!(answer, Answer::Granted(_));
     (base > 0 || !answers.iter().any(granted)).then_some(answers)
 }
 
+/// Reads the answer to one request; `None` if it is malformed.
 pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(0) => Answer::Done(false),
@@ -184,6 +191,7 @@ pub(super) fn answer(reply: Value) -> Option<Answer> {
     })
 }
 
+/// Returns the answer that another client holds the lock, by what is stored.
 fn busy(left: i64, value: &str) -> Answer {
     match Stored::parse(value) {
         Some(stored) => {
@@ -194,7 +202,7 @@ fn busy(left: i64, value: &str) -> Answer {
     }
 }
 
-/// What is stored for one lock.
+/// The stored value of one lock.
 struct Stored<'a> {
     fence: u64,
     who: &'a str,
@@ -221,6 +229,7 @@ impl<'a> Stored<'a> {
     }
 }
 
+/// Makes the call that takes all these locks or none.
 pub(super) fn call_all(requests: &[Request], by: By, number: CallNumber) -> Cmd {
     let listens = |request: &Request| matches!(request.step, Step::Acquire { listens: true, .. });
     let mut cmd = ALL.call(by, requests.len() + 1, 7 + 4 * requests.len());
@@ -246,6 +255,7 @@ pub(super) fn call_all(requests: &[Request], by: By, number: CallNumber) -> Cmd 
     cmd
 }
 
+/// Reads the result of [`call_all`]; `None` if it is malformed.
 pub(super) fn read_all(reply: Value, count: usize) -> Option<Answer> {
     let granted = |base: u64, number: usize| Answer::Granted(base + number as u64);
     let mut parts = match reply {
@@ -274,7 +284,8 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<Answer> {
     }
 }
 
-/// What tells a lock that a look found from the next one: its token and its fence; all that is there of what is none.
+/// Returns what distinguishes a lock that a look found from the next one: its token and its fence, or the whole value
+/// of a key that is no lock.
 pub(super) fn identity(looked: &Value) -> Vec<u8> {
     let Value::Array(parts) = looked else { return Vec::new() };
     let Some(Value::BulkString(value)) = parts.get(1) else { return Vec::new() };
@@ -286,6 +297,7 @@ pub(super) fn identity(looked: &Value) -> Vec<u8> {
     }
 }
 
+/// Reads the result of a look.
 pub(super) fn seen(left: Option<Duration>, mut parts: impl Iterator<Item = Value>) -> Found {
     match parts.next() {
         Some(Value::BulkString(bytes)) if bytes.len() >= LONGEST_VALUE => Found::Foreign,

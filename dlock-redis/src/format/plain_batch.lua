@@ -1,10 +1,10 @@
 -- Several locks in one step: all of them or none.
 -- KEYS: the locks, then the counter of fences. ARGV: the number of the call; 1 if the maker listens; the lease in ms,
--- or '' where it is not the same for all; then for each lock its token, and what is added to the first fence and who it
--- is; then the leases, where they are not the same.
--- Reply: {what came of it, the number of the call}; or an error, where nothing was taken. What came of it is the first
--- fence, where all were free; {the first fence or 0, {value} of an adopted lock or 1, ...} where some were adopted; or
--- {place of the first lock that somebody else has, remaining lease in ms, value}, where nothing was changed.
+-- or '' if the leases differ; then for each lock its token, and what follows the first fence in its value; then the
+-- leases, if they differ.
+-- Reply: {result, the number of the call}; or an error, and then nothing was taken. The result is the first fence, if
+-- all were free; {the first fence or 0, {value} of an adopted lock or 1, ...} if some were adopted; or {place of the
+-- first lock that another client holds, remaining lease in ms, value}, and then nothing was changed.
 local call, try, sub, format = redis.call, redis.pcall, string.sub, string.format
 local count, adopted, free, lease = #KEYS - 1, {}, #KEYS - 1, ARGV[3]
 if call('EXISTS', unpack(KEYS, 1, count)) > 0 then
@@ -24,7 +24,7 @@ if call('EXISTS', unpack(KEYS, 1, count)) > 0 then
 end
 local base, first = 0, nil
 if free > 0 then
-  -- As in plain.lua: first what can be refused, and never below the server's clock.
+  -- As in plain.lua: the counter first, as it can be refused, and never below the server's clock.
   local counter = KEYS[#KEYS]
   local last = try('INCRBY', counter, count)
   if type(last) ~= 'number' then
@@ -57,14 +57,14 @@ for n = 1, count do
     done = try('SET', KEYS[n], ARGV[2 * n + 2] .. first .. ARGV[2 * n + 3], 'NX', 'PX', term)
   end
   if type(done) ~= 'table' or done.err then
-    -- What this call has taken so far is released.
+    -- The locks that this call has taken so far are released.
     for taken = 1, n - 1 do
       if not adopted[taken] then
         try('DEL', KEYS[taken])
       end
     end
     if done == false then
-      -- An empty text, which looks as nothing does.
+      -- An empty text, which looks like a free lock.
       done = redis.error_reply('WRONGTYPE the key holds something that is no lock')
     end
     return type(done) == 'table' and done or redis.error_reply('ERR a lease was not set')

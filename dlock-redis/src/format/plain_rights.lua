@@ -1,8 +1,5 @@
--- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write is
--- refused for its arguments.
--- KEYS or ARGV: the lock, the counter; the last of ARGV: the number of the call.
--- Reply: {the commands that the user may not use there, with a "!" those that the server lacks, with a "~" the keys and
--- with a "&" the channels that the user may not use, that number}.
+-- Tries the commands that locks need, and changes nothing: the lock has a name that no key of dlock has, and commands
+-- that would write are refused for their arguments.
 local lock, counter, missing = KEYS[1] or ARGV[1], KEYS[2] or ARGV[2], {}
 local tries = {
   { 'INCRBY', counter, 'x' }, { 'SET', counter, '', 'NX', 'XX' }, { 'TIME' }, { 'GET', lock }, { 'GETRANGE', lock, 0, 0 },
@@ -23,7 +20,7 @@ for n = 1, #tries do
   end
 end
 if #missing == 0 then
-  -- What this makes goes at once.
+  -- The key that this makes is deleted at once.
   local reply = redis.pcall('APPEND', lock, '')
   if type(reply) ~= 'table' then
     redis.pcall('DEL', lock)

@@ -1,9 +1,9 @@
--- Takes over what was left under the token of a baton; see plain_leave.lua.
--- KEYS: the lock; the counter of fences. ARGV: the number of the call; the token; the one that was left behind; the lease
--- in ms; who it is.
--- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it is the fence
--- of what was taken over; {value} of a lock that the token has already; {remaining lease in ms, value} where another token
--- stands; 0 where there is nothing.
+-- Takes over a lock that was left under the token of a baton; see plain_leave.lua.
+-- KEYS: the lock; the counter of fences. ARGV: the number of the call; the token; the one that was left behind; the
+-- lease in ms; the line about the holder.
+-- Reply: {result, the number of the call}, or an error, and then nothing was changed. The result is the fence of a lock
+-- that was taken over; {value} of a lock that the token has already; {remaining lease in ms, value} if another token
+-- stands there; 0 if the key is free.
 local LONGEST = 500
 local value = try('GETRANGE', KEYS[1], 0, 511)
 if type(value) == 'table' then
@@ -20,8 +20,8 @@ draw_first(KEYS[2])
 if refused then
   return refused
 end
--- Those who wait are noted at the end of the value. Before them is what there is room for of who it is, in whole fields:
--- a mark, and what says that the key was left, may be added.
+-- The waiters are noted at the end of the value. Before them stands as much of the line about the holder as there is
+-- room for, in whole fields: a mark, and the field that says that the key was left, may still be added.
 local line = string.find(value, ' >%x+:%d+', 40)
 local waiting = line and string.sub(value, line) or string.match(value, ' %??!$') or ''
 local taken, who = ARGV[2] .. ' ' .. text(fence) .. '+0 ', ARGV[5]

@@ -1,4 +1,5 @@
-//! The form of Redisson's `RLock`: a hash with one field, the owner, with the fence and who it is as the value.
+//! The format of Redisson's `RLock`: a hash with one field. Its name is the owner, and its value the fence and the line
+//! about the holder.
 
 use std::time::Duration;
 
@@ -21,11 +22,12 @@ pub(super) const LOOK: &str =
 pub(super) static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 static ALL: Script = Script::new(ALL_TEXT, || hash_of(ALL_TEXT));
 
-/// Returns the channel that Redisson publishes the releases of a lock on.
+/// Returns the channel on which Redisson publishes the releases of a lock.
 pub(super) fn channel(lock: &str) -> String {
     suffixed("redisson_lock__channel", lock)
 }
 
+/// Returns the field of an owner, as Redisson's clients name theirs.
 pub(super) fn owner(client: &str, request: &Request) -> String {
     [client, ":", &request.token.to_hex()].concat()
 }
@@ -36,6 +38,7 @@ fn line(who: &Who) -> Vec<u8> {
     line
 }
 
+/// Makes the call of the script with these requests.
 pub(super) fn call(requests: &[Request], (client, cluster): (&str, bool), by: By, number: CallNumber) -> Cmd {
     // Requests that share a call share their server, and with it the counter.
     let shared = requests.iter().find(|request| request.step.acquires() && !request.names.own_counter);
@@ -74,6 +77,7 @@ pub(super) fn call(requests: &[Request], (client, cluster): (&str, bool), by: By
     cmd
 }
 
+/// Reads the result of [`call`]; `None` if it is malformed.
 pub(super) fn read(reply: Value, count: usize) -> Option<Answers> {
     let Value::Array(replies) = reply else { return None };
     if replies.len() != count {
@@ -82,6 +86,7 @@ pub(super) fn read(reply: Value, count: usize) -> Option<Answers> {
     replies.into_iter().map(answer).collect()
 }
 
+/// Reads the answer to one request; `None` if it is malformed.
 pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(number @ (0 | 1)) => Answer::Done(number == 1),
@@ -105,17 +110,17 @@ pub(super) fn answer(reply: Value) -> Option<Answer> {
     })
 }
 
-/// What a hash is.
+/// The shape of a hash.
 enum Shape {
-    /// A lock with one owner, whoever that is, whose value counts entries or is ours.
+    /// A lock with one owner, of any client: its value counts entries, or is dlock's.
     Lock,
-    /// What has a mode besides: a waiter waits for it, as one of Redisson does.
+    /// A lock with a mode besides: a claim waits for it, as a client of Redisson does.
     ReadWriteLock(Mode),
     Data,
 }
 
 impl Shape {
-    /// By the only field, or by the mode of what has more.
+    /// Returns the shape by the only field, or by the mode of a hash with more fields.
     fn of(field: Option<&str>, value: Option<&str>) -> Self {
         let counts = |value: &str| !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
         match (field, value) {
@@ -127,13 +132,13 @@ impl Shape {
     }
 }
 
-/// The fence and the holder's line, of a value that dlock stored.
+/// Returns the fence and the line about the holder, in a value that dlock stored.
 fn ours(value: &str) -> Option<(u64, &str)> {
     let (fence, who) = value.split_once(' ')?;
     Some((fence.parse().ok()?, who))
 }
 
-/// The holder of a hash by its only field, or by the mode of what has more; `None` for data.
+/// Returns the holder of a hash by its only field, or by the mode of one with more fields; `None` for data.
 pub(super) fn holder(owner: Option<String>, value: Option<String>, left: Option<Duration>) -> Option<Holder> {
     match Shape::of(owner.as_deref(), value.as_deref()) {
         Shape::Lock => Some(owned(owner, value, left)),
@@ -146,7 +151,7 @@ pub(super) fn holder(owner: Option<String>, value: Option<String>, left: Option<
     }
 }
 
-/// The holder by what is stored with the lock: our own line, or another library's owner field.
+/// Returns the holder by the stored value: dlock's line, or else the owner field of another library.
 pub(super) fn owned(owner: Option<String>, value: Option<String>, left: Option<Duration>) -> Holder {
     let mut holder = match value.as_deref().and_then(ours) {
         Some((fence, who)) => {
@@ -158,13 +163,14 @@ pub(super) fn owned(owner: Option<String>, value: Option<String>, left: Option<D
         None => Holder::default(),
     };
     if holder == Holder::default() {
-        // Of another library, which stores the count of its re-entries.
+        // A lock of another library, which stores the count of its re-entries.
         holder.label = owner.filter(|owner| !owner.is_empty());
     }
     holder.expires_in = left;
     holder
 }
 
+/// Makes the call that takes all these locks or none.
 pub(super) fn call_all(requests: &[Request], client: &str, by: By, number: CallNumber) -> Cmd {
     let shared = requests.iter().find(|request| !request.names.own_counter);
     let keys = if shared.is_some() { 1 + requests.len() } else { 2 * requests.len() };
@@ -187,6 +193,7 @@ pub(super) fn call_all(requests: &[Request], client: &str, by: By, number: CallN
     cmd
 }
 
+/// Reads the result of [`call_all`]; `None` if it is malformed.
 pub(super) fn read_all(reply: Value, count: usize) -> Option<Answer> {
     let Value::Array(mut parts) = reply else { return None };
     if parts.is_empty() {
@@ -204,11 +211,11 @@ pub(super) fn read_all(reply: Value, count: usize) -> Option<Answer> {
     }
 }
 
-/// What tells a lock that a look found from the next one: its owner.
+/// Returns what distinguishes a lock that a look found from the next one: its owner.
 pub(super) fn identity(looked: &Value) -> Vec<Vec<u8>> {
     let Value::Array(parts) = looked else { return Vec::new() };
     match (parts.get(1), parts.get(2)) {
-        // Of one that is first in line, which may hold it by then.
+        // The first waiter in the queue, which may hold the lock by then.
         (Some(Value::Int(0)), Some(Value::BulkString(owner))) => vec![[b"?", &**owner].concat()],
         (_, Some(Value::BulkString(owner))) => vec![owner.clone()],
         _ => Vec::new(),

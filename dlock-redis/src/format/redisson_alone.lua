@@ -1,8 +1,8 @@
 -- Takes a lock without its counter, as plain_alone.lua does.
--- KEYS: the lock. ARGV: owner field; lease in ms; the fence, or 0; who it is; -; the number of the call.
--- Reply: {what came of it, that number}, or an error. What came of it is {value} of a lock that the owner has now;
--- {remaining lease in ms, owner field, value} when somebody else has it; 0 when there is nothing that could get the
--- fence.
+-- KEYS: the lock. ARGV: owner field; lease in ms; the fence, or 0; the line about the holder; -; the number of the
+-- call.
+-- Reply: {result, that number}, or an error. The result is {value} of a lock that the owner has now; {remaining lease
+-- in ms, owner field, value} if another client holds it; 0 if there is no lock that could get the fence.
 local try, name, owner, fence = redis.pcall, KEYS[1], ARGV[1], ARGV[3]
 local left = try('PTTL', name)
 if type(left) == 'table' then

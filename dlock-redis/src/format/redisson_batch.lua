@@ -1,9 +1,10 @@
 -- Several locks in one step: all of them or none.
--- KEYS: the counter of fences, where ARGV[1] is 1; then the locks, where it is 0 each with its own counter after it.
--- ARGV: 1 or 0; the number of the call; then for each lock three values: owner field, lease in ms, who it is.
--- Reply: {what came of it, that number}; or an error, where nothing was taken. What came of it is {0, fence | {value}
--- of an adopted lock, ...}, or {place of the first lock that somebody else has, remaining lease in ms, owner field,
--- value}, where nothing was changed.
+-- KEYS: the counter of fences, if ARGV[1] is 1; then the locks, if it is 0 each with its own counter after it.
+-- ARGV: 1 or 0; the number of the call; then for each lock three values: owner field, lease in ms, the line about the
+-- holder.
+-- Reply: {result, that number}; or an error, and then nothing was taken. The result is {0, fence | {value} of an
+-- adopted lock, ...}, or {place of the first lock that another client holds, remaining lease in ms, owner field,
+-- value}, and then nothing was changed.
 local call, try, format = redis.call, redis.pcall, string.format
 local first, step = 1, 2
 if ARGV[1] == '1' then
@@ -36,13 +37,14 @@ for n = 1, count do
 end
 local last
 if free > 0 and step == 1 then
-  -- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
+  -- The counter first, as it can be refused: a server that is full, read-only or short of replicas then changes
+  -- nothing.
   last = try('INCRBY', KEYS[1], free)
   if type(last) ~= 'number' then
     last.err = last.err .. ' in the counter of fences'
     return last
   end
-  -- As in lock.lua, the counter keeps up with the server's clock.
+  -- As in redisson.lua, the counter keeps up with the server's clock.
   local time = call('TIME')
   local now = time[1] * 1000000 + time[2]
   if last < now - 1000 then
@@ -55,7 +57,7 @@ if free > 0 and step == 1 then
   end
   last = last - free
 end
--- Those that are free first: a server that is full refuses a fence only to a script that has changed nothing yet.
+-- The free locks first: a server that is full refuses a fence only to a script that has changed nothing yet.
 local order = {}
 for _, adopts in ipairs({ false, true }) do
   for n = 1, count do
@@ -101,7 +103,7 @@ for _, n in ipairs(order) do
     end
   end
   if done ~= 1 then
-    -- What this call has taken so far is released.
+    -- The locks that this call has taken so far are released.
     for taken = 1, count do
       if type(replies[taken + 1]) == 'number' then
         try('HDEL', KEYS[first + (taken - 1) * step], ARGV[3 * taken])

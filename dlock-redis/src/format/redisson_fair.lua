@@ -1,17 +1,17 @@
 -- One step on a lock whose waiters are served in the order in which they came, as Redisson's RFairLock has it.
 -- The lock is the hash of an RLock. A list has the owners that wait, and a sorted set until when each keeps its place:
--- until that of the one before it, and how long it gives to its own turn. When one gets the lock, all others lose what it
--- gave; one of ours adds what has passed since it asked last. So none that asks loses its place to clients of Redisson,
--- which go by their own clocks, and one that died does at its turn, once TURN has passed. In the hash beside: ?<owner>, until when
--- one of ours is alive, for ours to go by.
+-- until that of the waiter before it, and TURN for its own turn. When a waiter gets the lock, its TURN is taken from
+-- the times of all others; a waiter of dlock adds the time since it asked last. So no waiter that asks loses its place
+-- to clients of Redisson, which go by their own clocks, and a waiter that died does at its turn, once TURN has passed.
+-- In the hash beside: ?<owner>, until when a waiter of dlock is alive, by which dlock decides.
 -- KEYS: the lock; the hash beside; the list; the sorted set; for an acquire the counter of fences.
--- ARGV: the number of the call; the operation; the channel of the lock, before the owner's for one who waits; 1 on a
--- cluster; the owner; the lease in ms; -; -; 1 if it waits; -; who it is.
--- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
---   acquire   the fence; {fence} of what the owner has already; {ms to wait or -1, owner, value} when it is taken, or
---             another one's turn
---   renew     1, or 0 when there was nothing
---   withdraw  the same
+-- ARGV: the number of the call; the operation; the channel of the lock, before the owner's for a waiter; 1 on a
+-- cluster; the owner; the lease in ms; -; -; 1 if it waits; -; the line about the holder.
+-- Reply: {result, the number of the call}, or an error, and then nothing was changed. The result:
+--   acquire   the fence; {fence} of a lock that the owner has already; {ms to wait or -1, owner, value} if it is
+--             taken, or it is the turn of another waiter
+--   renew     1, or 0 if the owner does not have the lock
+--   withdraw  1, or 0 if the owner did not have the lock
 local TURN = 10000
 local queue, timeouts, lease = KEYS[3], KEYS[4], tonumber(ARGV[6])
 
@@ -27,7 +27,7 @@ end
 local held = kind == 'hash'
 local own = held and call('HGET', name, owner)
 
--- Takes what gone ones gave to their turns from all that are left, or from those behind one.
+-- Takes the TURN of each waiter that is gone from all that are left, or from those behind one.
 local function shorten(gone, behind)
   local from = not behind
   for _, waiter in ipairs(gone > 0 and call('LRANGE', queue, 0, -1) or {}) do
@@ -38,7 +38,7 @@ local function shorten(gone, behind)
   end
 end
 
--- Returns the first in line who is alive. Those before it lose their places.
+-- Returns the first waiter that is alive. Those before it lose their places.
 local function first()
   local gone, head = 0, nil
   while true do
@@ -88,7 +88,7 @@ if operation == 'withdraw' then
 end
 
 if own then
-  -- The reply of an earlier attempt was lost.
+  -- The reply to an earlier attempt was lost.
   local known = tonumber(string.match(own, '^(%d+) '))
   if not known then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
@@ -122,12 +122,12 @@ if held or head and head ~= owner then
     call('HSET', side, '?' .. owner, text(now + ALIVE))
     keep(side, ALIVE)
   end
-  -- Those behind the first have no reason to ask when it ends.
+  -- Only the first waiter has a reason to ask when the lease ends.
   local left = held and (not head or head == owner) and call('PTTL', name) or -1
   return done({ left, other[1] or '', other[2] or '' })
 end
 
--- First what can be refused: a server that is full, read-only or short of replicas grants nothing.
+-- The counter first, as it can be refused: a server that is full, read-only or short of replicas then grants nothing.
 draw_first(KEYS[5])
 if refused then
   return refused
@@ -141,7 +141,7 @@ end
 call('HSET', name, owner, text(fence) .. ' ' .. ARGV[11])
 local kept = try('PEXPIRE', name, ARGV[6])
 if type(kept) == 'table' then
-  -- Without its end it would stay for ever.
+  -- Without an expiry it would stay for ever.
   try('HDEL', name, owner)
   return kept
 end

@@ -1,10 +1,10 @@
--- Takes a lock away from whoever holds it, or from one holder, and wakes who waits. Where nobody holds it, those lose
--- their places who stand first in line and are Redisson's: one that lives comes again.
--- KEYS: the lock. ARGV: its channel; 1 where the key may be data of others; 1 on a cluster; the number of the call; the
--- list and the sorted set of those who wait in line, and the hash beside; where only one holder is meant, its field, and
--- where only one is meant that is first in line, '?' and its owner.
--- Reply: {1, 0 when nobody holds it, 2 of a read-write lock, which stays, or 3 when it is not that holder, that number};
--- or an error.
+-- Releases a lock by force, whoever holds it or from one holder only, and wakes its waiters. If the lock is free, the
+-- first waiters in its queue that are Redisson's lose their places: a waiter that is alive takes a new one.
+-- KEYS: the lock. ARGV: its channel; 1 if the key may be data of other programs; 1 on a cluster; the number of the
+-- call; the list and the sorted set of the queue, and the hash beside; if only one holder is meant, its field, and if
+-- only one first waiter is meant, '?' and its owner.
+-- Reply: {1, 0 if the lock was free, 2 of a read-write lock, which stays, or 3 if another client holds it, that
+-- number}; or an error.
 local queue, timeouts, side, meant = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local count = redis.pcall('HLEN', KEYS[1])
 if count == 0 then
@@ -20,7 +20,7 @@ if count == 0 then
     redis.pcall('HDEL', side, '?' .. waiter)
   end
 else
-  -- One owner with the count of its entries, or with a fence and who it is: other data may lie under the name.
+  -- One owner with the count of its entries, or with a fence and the line about it: other data may lie under the name.
   local held = count == 1 and redis.call('HGETALL', KEYS[1]) or {}
   local is_lock = held[2] and (string.find(held[2], '^%d+$') or string.find(held[2], '^%d+ '))
   local mode = not is_lock and redis.pcall('HGET', KEYS[1], 'mode')
@@ -33,7 +33,7 @@ else
   end
   redis.call('DEL', KEYS[1])
 end
--- Who is not told asks again by himself.
+-- A waiter that is not notified asks again from time to time.
 local next = redis.pcall('LINDEX', queue, 0)
 local channel = type(next) == 'string' and ARGV[1] .. ':' .. next or ARGV[1]
 if ARGV[3] == '1' then

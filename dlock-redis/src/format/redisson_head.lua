@@ -1,19 +1,19 @@
--- What the scripts of Redisson's other locks begin with, behind the head of all.
--- Beside what Redisson stores there is a hash of ours, which Redisson never reads: w, the owner of a claim that waits and
--- keeps newcomers of ours out, since when, and until when it is alive. Times are in ms of the server's clock.
+-- The second head of the scripts of Redisson's other locks, behind head.lua.
+-- Beside the keys of Redisson there is a hash of dlock, which Redisson never reads: w, the owner of a claim that waits
+-- and keeps newcomers of dlock out, since when, and until when it is alive. Times are in ms of the server's clock.
 local PREFERENCE, ALIVE = 10000, 2000
--- So many fields a hash of locks has at the most: a larger one is none, and never read as a whole.
+-- The most holders of a lock, and the most fields of its hash: a larger one is no lock, and never read as a whole.
 local HOLDERS, FIELDS = 10000, 10016
 local name, side, operation, channel, owner = KEYS[1], KEYS[2], ARGV[2], ARGV[3], ARGV[5]
--- Redisson listens to messages of a shard where a cluster has them, unless it is told not to.
+-- Redisson subscribes to sharded channels if a cluster has them, unless it is configured not to.
 local function notify(where, message)
   if ARGV[4] == '1' then
     try('SPUBLISH', where, message)
   end
   try('PUBLISH', where, message)
 end
--- Begins the changes of a step that renews: a server that is full refuses what may need memory, unless the script has
--- changed something before by a command that needs none, whatever came of that.
+-- Begins the changes of a step that renews. A server that is full refuses commands that may need memory, unless the
+-- script has changed something before: this is a command that needs none, whatever comes of it.
 local function begin_in_any_case()
   call('HDEL', side, '-')
 end
@@ -22,7 +22,7 @@ local function keep(key, least)
     call('PEXPIRE', key, text(least))
   end
 end
--- Until when newcomers are kept out, 0 when they are not; and whether it is this claim that keeps them out.
+-- Returns until when newcomers are kept out, 0 if they are not, and whether it is this claim that keeps them out.
 local function kept_out(waits)
   if not waits then
     return 0, false
@@ -33,7 +33,7 @@ local function kept_out(waits)
   end
   return waiter and math.min(tonumber(alive), since + PREFERENCE) or 0, false
 end
--- Has this claim, which waits, keep newcomers out, unless another one does, or lets them pass after it did.
+-- Makes this claim, which waits, keep newcomers out, unless another one does, or lets them pass after it did.
 local function prefer(waits)
   local waiter, since, alive = string.match(waits or '', '^(%S+) (%d+) (%d+)$')
   if not waiter or tonumber(alive) <= now or since + 2 * PREFERENCE <= now then

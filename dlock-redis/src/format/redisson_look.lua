@@ -1,8 +1,8 @@
--- Looks who has a lock, without reading all of what may be somebody's data.
--- KEYS: the lock. ARGV: the number of the call; the list and the sorted set of those who wait in line, and the hash beside.
--- Reply: {{remaining lease in ms, how many fields, owner field or 'mode', value}, that number}; where nobody has it, and it
--- is the turn of a waiter of Redisson, {{ms for which it keeps its place or -1, 0, its owner, ''}, that number}; or an
--- error.
+-- Looks at the holder of a lock, without reading the whole of a hash that may be data of other programs.
+-- KEYS: the lock. ARGV: the number of the call; the list and the sorted set of the queue, and the hash beside.
+-- Reply: {{remaining lease in ms, how many fields, owner field or 'mode', value}, that number}; if the lock is free,
+-- and it is the turn of a waiter of Redisson, {{ms for which it keeps its place or -1, 0, its owner, ''}, that number};
+-- or an error.
 local count = redis.call('HLEN', KEYS[1])
 if count == 0 then
   local first, left = waiters_of_others(ARGV[2], ARGV[3], ARGV[4])

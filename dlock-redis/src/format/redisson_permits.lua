@@ -1,20 +1,21 @@
 -- One step on a semaphore, as Redisson's RPermitExpirableSemaphore has it.
--- A semaphore is a number, that of the permits that nobody has, and a sorted set: for each permit that somebody has 16
--- bytes, by when it ends. Redisson takes that time from the clocks of its clients, and so does what it gives back by it:
--- ours end later there than their holders believe, by a tenth of the lease. In the hash beside: for each claim of ours
--- how many permits, the fence, and who it is.
+-- A semaphore is a number, that of the free permits, and a sorted set with 16 bytes for each permit that is taken, by
+-- the time at which it ends. Redisson reads that time by the clocks of its clients, and takes back expired permits by
+-- it: those of dlock end later there than their holders believe, by a tenth of the lease. In the hash beside: for each
+-- claim of dlock how many permits, the fence, and the line about it.
 -- KEYS: the semaphore; the hash beside; the sorted set; for an acquire the counter of fences.
--- ARGV: the number of the call; the operation; the channel; 1 on a cluster; the claim; the lease in ms; how many permits
--- there are, or write for one who takes the key for a lock; how many are taken; 1 if it keeps newcomers out while it
--- waits; -; who it is; then the permits of the claim, or, where a release by force means some only, these in hexadecimal.
--- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
---   acquire   the fence; {fence} of what the claim has already; {ms to wait, permit, value} when too many are taken;
---             {-1, number of permits} of a semaphore, or {-1, 0} of a lock, that cannot be what was asked for
---   renew     1, or 0 when there was nothing
---   withdraw  the same
+-- ARGV: the number of the call; the operation; the channel; 1 on a cluster; the claim; the lease in ms; how many
+-- permits there are, or write for a claim that takes the key for a lock; how many are taken; 1 if it keeps newcomers
+-- out while it waits; -; the line about the holder; then the permits of the claim, or, if a release by force means some
+-- only, these in hexadecimal.
+-- Reply: {result, the number of the call}, or an error, and then nothing was changed. The result:
+--   acquire   the fence; {fence} of permits that the claim has already; {ms to wait, permit, value} if too many are
+--             taken; {-1, number of permits} of a semaphore, or {-1, 0} of a lock, that cannot be what was asked for
+--   renew     1, or 0 if the claim does not have its permits
+--   withdraw  1, or 0 if the claim did not have any
 --   look      {number of permits or 0, remaining ms or -1 of the first, its permit, its value, ...}
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
---   force     1, 0 when nobody has any, or 3 when somebody has one that is not meant
+--   force     1, 0 if no permit was taken, or 3 if one is taken that is not meant
 local AT_ONCE, STALE, MOST_PERMITS = 1000, 64, 1000000
 local timeouts, lease = KEYS[3], tonumber(ARGV[6])
 local ids = {}
@@ -43,7 +44,7 @@ end
 
 local drops, adds = { 'HDEL', side, '-' }, { 'INCRBY', name, 'x' }
 
--- What has run out comes back before anything is decided by it.
+-- Expired permits come back before anything is decided by them.
 if operation ~= 'look' then
   local back = 0
   repeat
@@ -73,7 +74,7 @@ end
 local taken = call('ZCARD', timeouts)
 local total = free and free + taken
 
--- How many of the claim's permits are there: Redisson may have given some of them back.
+-- Returns how many of the claim's permits are there: Redisson may have taken some of them back.
 local function present()
   local found = 0
   for n = 1, #ids do
@@ -84,7 +85,7 @@ local function present()
   return found
 end
 
--- Gives back those of the claim that are there, and returns how many they were.
+-- Puts those of the claim's permits that are there back into the semaphore. Returns how many they were.
 local function give_back()
   local removed = 0
   for from = 1, #ids, AT_ONCE do
@@ -111,7 +112,7 @@ end
 
 if operation == 'look' then
   local held = { total or taken }
-  -- Of very many the last ones.
+  -- Of too many permits only the last ones are read.
   local all = call('ZRANGE', timeouts, -FIELDS, -1, 'WITHSCORES')
   for n = 1, #all, 2 do
     local left, id = tonumber(all[n + 1]) - now, hex(all[n])
@@ -203,11 +204,11 @@ if earlier > 0 then
   end
 end
 if earlier > 0 and earlier < take then
-  -- Redisson took some of them back: what is left of the earlier attempt is none.
+  -- Redisson took some of them back: the rest of the earlier attempt is no grant.
   taken = taken - give_back()
   call('HDEL', side, owner)
 elseif earlier > 0 then
-  -- The reply of an earlier attempt was lost.
+  -- The reply to an earlier attempt was lost.
   local known = tonumber(string.match(call('HGET', side, owner) or '', '^%d+ (%d+) '))
   if not known then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
@@ -226,8 +227,8 @@ if (free or of - taken) < take or out > now then
   return done({ left < 1e14 and left or -1, id, call('HGET', side, id) or '' })
 end
 
--- First what can be refused: a user without a right, and a server that is full, read-only or short of replicas, change
--- nothing.
+-- First everything that can be refused: a user without a right, and a server that is full, read-only or short of
+-- replicas, then change nothing.
 draw_first(KEYS[4])
 refused = refused or denied(drops, { 'DECRBY', name, 'x' }, { 'ZADD', timeouts, 'XX', 0, '-' }, { 'HSET', side, 'a', 'b', 'c' },
   { 'PTTL', name }, { 'PEXPIRE', side, 'x' }, { 'HLEN', side })
@@ -249,10 +250,10 @@ if ours then
   call('HDEL', side, 'w')
 end
 keep(side, 2 * lease)
--- What Redisson gave back has left its line.
+-- Permits that Redisson took back have left their claim's line in the hash beside.
 local lines = call('HLEN', side)
 if lines > taken + take + STALE and lines <= FIELDS then
-  -- A user that may not list them has been given the permits all the same.
+  -- The permits are granted by now, also to a user that may not list the fields.
   local fields = try('HKEYS', side)
   for _, field in ipairs(type(fields) == 'table' and not fields.err and fields or {}) do
     local id = string.gsub(field, '%x%x', function(byte)

@@ -1,19 +1,19 @@
 -- One step on a lock with readers and writers, as Redisson's RReadWriteLock has it.
--- A lock is a hash: mode, read or write; <owner>, how often it reads; <owner>:write, how often it writes, or of ours the
--- fence and who it is. Each time that an owner reads there is a key {lock}:<owner>:rwlock_timeout:<n> that expires with
--- it, and of ours has the fence and who it is. The hash expires with the last of them. In the hash beside: a, until when
--- one of ours is alive that waits to read; c, until when only readers are let in, since one of them waited while the
--- lock was written.
+-- A lock is a hash: mode, read or write; <owner>, how often it reads; <owner>:write, how often it writes, or for an
+-- owner of dlock the fence and the line about it. Each time that an owner reads there is a key
+-- {lock}:<owner>:rwlock_timeout:<n> that expires with it, and for an owner of dlock has the fence and the line about
+-- it. The hash expires with the last of them. In the hash beside: a, until when a claim of dlock is alive that waits to
+-- read; c, until when only readers are let in, since one of them waited while the lock was written.
 -- KEYS: the lock; the hash beside; for an acquire the counter of fences.
 -- ARGV: the number of the call; the operation; the channel; 1 on a cluster; the owner; the lease in ms; read or write;
--- what stands before an owner in the name of its key; 1 if it keeps newcomers out while it waits; 1 if it listens; who it
--- is; then, where a release by force means some holders only, their fields.
--- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
---   acquire   the fence; {fence} of what the owner has already; {ms to wait, field, value} when it is taken
---   renew, downgrade  1, or 0 when there was nothing
---   withdraw  the same
+-- what stands before an owner in the name of its key; 1 if it keeps newcomers out while it waits; 1 if it listens; the
+-- line about the holder; then, if a release by force means some holders only, their fields.
+-- Reply: {result, the number of the call}, or an error, and then nothing was changed. The result:
+--   acquire   the fence; {fence} of a lock that the owner has already; {ms to wait, field, value} if it is taken
+--   renew, downgrade  1, or 0 if the owner does not have the lock
+--   withdraw  1, or 0 if the owner did not have the lock
 --   look      {remaining ms of the first, its field, its value, ...}
---   force     1, 0 when nobody holds it, or 3 when somebody does who is not meant
+--   force     1, 0 if the lock was free, or 3 if a client holds it that is not meant
 local CHANCE, JOIN, ENTRIES = 100, 5, 1000
 local prefix = ARGV[8]
 
@@ -36,8 +36,8 @@ end
 local function writes(field)
   return string.sub(field, -6) == ':write'
 end
--- The longest that one of the readers has left, or the first if any will do. Those of ours that are over are removed:
--- nobody would, as long as there are others.
+-- Returns the longest time that a reader has left, or that of the first if any will do. Removes the expired readers of
+-- dlock, which Redisson would not, as long as there are others.
 local function reading(any)
   local most = 0
   for _, field in ipairs(call('HKEYS', name)) do
@@ -95,7 +95,7 @@ if operation == 'look' or operation == 'force' then
     end
   end
   if operation == 'look' then
-    -- What is over, and what has lost its owner, keeps others out for as long as the hash is there.
+    -- A hold that has expired, or has lost its owner, keeps others out for as long as the hash exists.
     return done((#held > 0 or not mode) and held or #over > 0 and over
       or { call('PTTL', name), mode == 'write' and ':write' or '', '' })
   elseif mode then
@@ -109,7 +109,7 @@ if operation == 'renew' or operation == 'downgrade' then
   local wrote = mode and call('HGET', name, owner .. ':write')
   local renewed = wrote and 1 or 0
   if wrote and operation == 'downgrade' then
-    -- Redisson publishes nothing then, and leaves its readers to wait.
+    -- Redisson publishes nothing at a downgrade, and its readers go on waiting: dlock notifies them.
     begin_in_any_case()
     call('SET', hold(owner, 1), wrote, 'PX', ARGV[6])
     call('HSET', name, 'mode', 'read', owner, 1)
@@ -145,7 +145,7 @@ if operation == 'withdraw' then
   end
   local rest = 0
   if call('HLEN', name) > 1 and mode == 'read' then
-    -- Only one that would have stayed for longest lets the lock end earlier.
+    -- Only the reader with the longest time left ends the lock earlier by its release.
     rest = reading(left < all)
     if rest > 0 and left >= all then
       call('PEXPIRE', name, rest)
@@ -160,7 +160,7 @@ if operation == 'withdraw' then
     call('HDEL', side, 'a')
     keep(side, CHANCE)
   end
-  -- All who wait are to ask where several may come in, and else one of each client.
+  -- All waiters have to ask if several may be let in, and otherwise one of each client.
   notify(channel, wrote == 1 and '1' or '0')
   return done(1)
 end
@@ -170,7 +170,7 @@ chance = tonumber(chance) or 0
 local field = reads and owner or owner .. ':write'
 local value = mode and call('HGET', name, field)
 if value then
-  -- The reply of an earlier attempt was lost.
+  -- The reply to an earlier attempt was lost.
   local key = hold(owner, 1)
   value = not reads and value or call('GET', key)
   local known = value and tonumber(string.match(value, '^(%d+) '))
@@ -183,7 +183,7 @@ if value then
   elseif value then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
   end
-  -- It is over.
+  -- Its time is over.
   draw_first(KEYS[3])
   call('HDEL', name, field)
   if call('HLEN', name) == 1 then
@@ -219,7 +219,7 @@ if not room or out > now then
   return done({ left, first, shown })
 end
 
--- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
+-- The counter first, as it can be refused: a server that is full, read-only or short of replicas then changes nothing.
 draw_first(KEYS[3])
 if refused then
   return refused
@@ -231,7 +231,7 @@ if reads then
 else
   call('HSET', name, 'mode', 'write', field, line)
 end
--- Without its end it would stay for ever.
+-- Without an expiry it would stay for ever.
 local kept = not mode and try('PEXPIRE', name, ARGV[6])
 if type(kept) == 'table' then
   try('DEL', name)
@@ -244,7 +244,7 @@ if ours then
   call('HDEL', side, 'w')
 end
 if reads and chance > now + JOIN then
-  -- Those who waited with it come now, and then it is the turn of those who write.
+  -- The readers that waited with this one are let in now, and then it is the turn of the writers.
   call('HSET', side, 'c', text(now + JOIN))
 end
 return done(fence)

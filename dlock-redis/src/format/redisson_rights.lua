@@ -1,5 +1,5 @@
--- Tries what locks need of a user, and changes nothing: the lock is one that nobody can ask for, and what would write is
--- refused for its arguments.
+-- Tries the commands that locks need, and changes nothing: the lock has a name that no key of dlock has, and commands
+-- that would write are refused for their arguments.
 -- KEYS or ARGV: the lock, the counter; behind them in ARGV the channel, and the number of the call.
 -- Reply: {the commands that the user may not use there, with a "!" those that the server lacks, with a "~" the keys and
 -- with a "&" the channels that the user may not use, that number}.

@@ -1,4 +1,5 @@
-//! The forms of Redisson's other locks: `RReadWriteLock`, `RPermitExpirableSemaphore` and `RFairLock`. See the scripts.
+//! The formats of Redisson's other locks: `RReadWriteLock`, `RPermitExpirableSemaphore` and `RFairLock`. See the
+//! scripts.
 
 use std::time::Duration;
 
@@ -27,21 +28,22 @@ static READERS: Script = Script::new(READERS_TEXT, || hash_of(READERS_TEXT));
 static PERMITS: Script = Script::new(PERMITS_TEXT, || hash_of(PERMITS_TEXT));
 static FAIR: Script = Script::new(FAIR_TEXT, || hash_of(FAIR_TEXT));
 
-/// How many permits one claim may take: each has an entry of its own on the server, and in every request.
+/// The most permits that one claim may take: each has an entry of its own on the server, and in every request.
 pub(super) const MOST_AT_ONCE: u32 = 1_000;
-/// What stands behind the names of the permits that are taken.
+/// The suffix of the sorted set of the permits that are taken.
 const TIMEOUTS: &str = "timeout";
-/// What stands before the name of the list of those who wait in line, and of the sorted set of until when they do.
+/// The prefixes of the list of waiters in the queue of a fair lock, and of the sorted set of the times until which they
+/// keep their places.
 const QUEUE: &str = "redisson_lock_queue";
 const TURNS: &str = "redisson_lock_timeout";
-/// What stands behind the name of the hash beside a lock.
+/// The suffix of dlock's hash beside a lock.
 const SIDE: &str = "dlock";
 
-/// For how long a lock that has readers is held that Redisson shares, at the most: Redisson's renewal of any one reader
-/// has the whole lock end after its `lockWatchdogTimeout`, 30 s unless configured, whatever the others have left.
+/// The longest lease of a lock with readers that is shared with Redisson. Redisson's renewal of any one reader has the
+/// whole lock end after its `lockWatchdogTimeout`, 30 s unless configured, whatever the others have left.
 pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 
-/// Which of Redisson's locks a key is used as.
+/// The kind of Redisson's locks that a key is used as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Readers,
@@ -55,7 +57,7 @@ impl Kind {
             (_, Mode::Permits { .. }) => Self::Permits,
             (Recipe::ReadWriteLock, _) => Self::Readers,
             (Recipe::Lock, _) if fair => Self::Fair,
-            // Asks what a key is that is no lock.
+            // The script of permits reports what a key is that is no lock.
             (Recipe::Lock, _) => Self::Permits,
         }
     }
@@ -68,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// The keys of the script behind the lock.
+    /// Returns the keys of the script behind the lock.
     fn keys(self, lock: &str) -> Vec<String> {
         let mut keys = vec![suffixed_with(lock, SIDE)];
         match self {
@@ -82,6 +84,7 @@ impl Kind {
         keys
     }
 
+    /// Returns the channel on which releases are published.
     fn channel(self, lock: &str) -> String {
         match self {
             Self::Readers => suffixed("redisson_rwlock", lock),
@@ -91,17 +94,17 @@ impl Kind {
     }
 }
 
-/// The list of those who wait in line for a lock.
+/// Returns the name of the list of the waiters of a fair lock.
 fn queue(lock: &str) -> String {
     suffixed(QUEUE, lock)
 }
 
-/// The list, the sorted set and the hash that a line of waiters is in.
+/// Returns the names of the list, the sorted set and the hash of a queue of waiters.
 pub(super) fn line_of(lock: &str) -> [String; 3] {
     [queue(lock), suffixed(TURNS, lock), suffixed_with(lock, SIDE)]
 }
 
-/// The channel on which releases are published to all who wait, of a lock that is used in this way.
+/// Returns the channel on which releases are published to all claims that wait for a lock of this use.
 pub(super) fn channel_of(recipe: Recipe, lock: &str, mode: Mode) -> String {
     match Kind::of(recipe, mode, false) {
         Kind::Permits if mode.permits().is_none() => channel(lock),
@@ -109,12 +112,12 @@ pub(super) fn channel_of(recipe: Recipe, lock: &str, mode: Mode) -> String {
     }
 }
 
-/// The channel on which a waiter in line is notified of its turn.
+/// Returns the channel on which a waiter in the queue is notified of its turn.
 pub(super) fn place_channel(client: &str, lock: &str, token: &Token) -> String {
     format!("{}:{client}:{}", channel(lock), token.to_hex())
 }
 
-/// Refuses what a claim cannot ask for.
+/// Refuses modes that a claim cannot have.
 pub(super) fn check(mode: Mode) -> Result<(), Failure> {
     if let Mode::Permits { take, .. } = mode
         && take > MOST_AT_ONCE
@@ -125,7 +128,7 @@ pub(super) fn check(mode: Mode) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The permits of a claim: the first is its token.
+/// Returns the names of a claim's permits, of which the first is its token.
 fn permits(first: [u8; 16], take: u32) -> impl Iterator<Item = [u8; 16]> {
     (0..take).map(move |number| {
         let mut id = first;
@@ -136,12 +139,12 @@ fn permits(first: [u8; 16], take: u32) -> impl Iterator<Item = [u8; 16]> {
     })
 }
 
-/// The place of a use of locks.
+/// Returns the position of a use of locks.
 pub(super) const fn place(recipe: Recipe, mode: Mode, fair: bool) -> usize {
     Kind::of(recipe, mode, fair) as usize
 }
 
-/// The commands that such a use needs beside those of a lock alone.
+/// Returns the commands that a use of locks needs besides those of exclusive locks.
 pub(super) const fn tries(recipe: Recipe, mode: Mode, fair: bool) -> &'static [&'static str] {
     match Kind::of(recipe, mode, fair) {
         Kind::Readers => rights::READERS,
@@ -150,7 +153,7 @@ pub(super) const fn tries(recipe: Recipe, mode: Mode, fair: bool) -> &'static [&
     }
 }
 
-/// What shows that a claim has what it holds.
+/// Returns the reads that show whether a claim has what it holds.
 pub(super) fn probes(
     names: &Names,
     token: &Token,
@@ -173,6 +176,7 @@ pub(super) fn probes(
     }
 }
 
+/// Makes the call of a request.
 pub(super) fn call(
     request: &Request,
     (client, cluster, recipe): (&str, bool, Recipe),
@@ -222,7 +226,7 @@ pub(super) fn call(
     cmd
 }
 
-/// Reads what came of it; `None` when it makes no sense.
+/// Reads the result of a step; `None` if it is malformed.
 pub(super) fn read(result: Value, step: &Step, mode: Mode) -> Option<Answer> {
     match result {
         result if matches!(step, Step::Acquire { .. }) => taken(result, mode),
@@ -231,7 +235,7 @@ pub(super) fn read(result: Value, step: &Step, mode: Mode) -> Option<Answer> {
     }
 }
 
-/// Reads what came of a step of one who stands in line, for a lock that is held alone.
+/// Reads the result of a step on a fair lock, which is held exclusively.
 pub(super) fn read_in_line(result: Value, step: &Step) -> Option<Answer> {
     match result {
         Value::Array(parts) if parts.len() == 3 && parts[1] != Value::BulkString(Vec::new()) => {
@@ -241,7 +245,7 @@ pub(super) fn read_in_line(result: Value, step: &Step) -> Option<Answer> {
     }
 }
 
-/// Reads what came of an acquire.
+/// Reads the result of an acquire.
 pub(super) fn taken(result: Value, mode: Mode) -> Option<Answer> {
     match result {
         Value::Array(parts) if parts.len() == 3 => {
@@ -257,7 +261,7 @@ pub(super) fn taken(result: Value, mode: Mode) -> Option<Answer> {
     }
 }
 
-/// Reads a holder: dlock's line about it, or the owner as another library writes it.
+/// Reads a holder: dlock's line, or the owner as another library writes it.
 fn holder(owner: String, value: String, left: Option<Duration>, of: Option<u32>) -> Holder {
     let Some(of) = of else {
         let (owner, writes) = match owner.strip_suffix(":write") {
@@ -277,8 +281,8 @@ fn holder(owner: String, value: String, left: Option<Duration>, of: Option<u32>)
     holder
 }
 
-/// Makes the call that looks who holds a lock with readers and writers, or has permits. This one, and those below, are
-/// rarely used, so that servers need not keep the script.
+/// Makes the call that looks at the holders of a lock with readers and writers, or of permits. This call and those
+/// below are rarely used, so that servers need not keep the script.
 pub(super) fn look(permits: bool, lock: &str, cluster: bool, number: CallNumber) -> Cmd {
     rare(permits, (lock, cluster), number, ("look", 0, &[]))
 }
@@ -288,7 +292,8 @@ pub(super) fn resize(lock: &str, cluster: bool, permits: u32, number: CallNumber
     rare(true, (lock, cluster), number, ("resize", permits, &[]))
 }
 
-/// Makes the call that takes it away from all who hold it, or from those that a look found; 1 when anybody did.
+/// Makes the call that releases a lock by force: whoever holds it, or only if the holders are those that a look found.
+/// Its result is 1 if there was a holder.
 pub(super) fn force(
     permits: bool,
     (lock, cluster): (&str, bool),
@@ -298,7 +303,8 @@ pub(super) fn force(
     rare(permits, (lock, cluster), number, ("force", 0, meant))
 }
 
-/// What tells those from others that a look found: the fields of readers and writers, or the names of permits.
+/// Returns what distinguishes the holders that a look found: the fields of readers and writers, or the names of
+/// permits.
 pub(super) fn identities(permits: bool, looked: &Value) -> Vec<Vec<u8>> {
     let Value::Array(parts) = looked else { return Vec::new() };
     let owner = |of: &[Value]| match of.get(1) {
@@ -325,7 +331,7 @@ fn rare(
     cmd
 }
 
-/// Reads what came of a look; `None` when it makes no sense.
+/// Reads the result of a look; `None` if it is malformed.
 pub(super) fn seen(permits: bool, looked: Value) -> Option<Occupancy> {
     let Value::Array(parts) = looked else { return None };
     let mut parts = parts.into_iter();
@@ -337,7 +343,7 @@ pub(super) fn seen(permits: bool, looked: Value) -> Option<Occupancy> {
         false => None,
     };
     let mut holders = Vec::new();
-    // What one claim has besides the permit of its name.
+    // The permits of a claim besides the one of its name: the claim is listed once.
     let mut further = std::collections::HashSet::new();
     while let Some(left) = parts.next() {
         let (Value::Int(left), owner, value) = (left, text(parts.next()?)?, text(parts.next()?)?) else {
@@ -363,12 +369,12 @@ fn bytes(id: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(id, 16).ok().filter(|_| id.len() == 32).map(u128::to_be_bytes)
 }
 
-/// The semaphore whose permits have this name; `None` when it is none of such.
+/// Returns the semaphore whose sorted set of permits has this name; `None` if there is none.
 pub(super) fn semaphore_of(name: &str) -> Option<&str> {
     Some(without_braces(name.strip_suffix(TIMEOUTS)?.strip_suffix(':')?))
 }
 
-/// The lock whose line of waiters has this name; `None` when it is none of such.
+/// Returns the lock whose queue has this name; `None` if there is none.
 pub(super) fn lock_of_line(name: &str) -> Option<&str> {
     Some(without_braces(name.strip_prefix(QUEUE)?.strip_prefix(':')?))
 }
@@ -378,17 +384,17 @@ fn without_braces(name: &str) -> &str {
     inner.filter(|inner| !inner.contains('{')).unwrap_or(name)
 }
 
-/// Whether what has this name is the hash beside a lock.
+/// Returns `true` if this name is that of the hash beside a lock.
 pub(super) fn is_side(name: &str) -> bool {
     name.contains('{') && name.strip_suffix(SIDE).is_some_and(|lock| lock.ends_with(':'))
 }
 
-/// The names that the sorted sets of permits have, for `SCAN`.
+/// Returns the pattern of the sorted sets of permits, for `SCAN`.
 pub(super) fn pattern() -> String {
     format!("*:{TIMEOUTS}")
 }
 
-/// The names that lines of waiters have, for `SCAN`.
+/// Returns the pattern of queues of waiters, for `SCAN`.
 pub(super) fn pattern_of_lines() -> String {
     format!("{QUEUE}:*")
 }

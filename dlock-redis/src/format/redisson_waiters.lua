@@ -1,9 +1,9 @@
--- The line of a lock that nobody has, for the scripts that look and that take it away: of waiters that are Redisson's.
--- The list, the sorted set and the hash beside are in the slot of the lock, and no keys of the call: a user without a
--- right to them looks and takes locks away all the same.
--- Returns the first of those who stand before the first of ours that is alive, whose turn it is, if there is one; for how
--- many ms it keeps its place, -1 without an end; and where all are asked for, how many they are. See redisson_fair.lua
--- for who is passed over.
+-- The queue of a free lock, for the scripts that look and that release by force: its waiters that are Redisson's. The
+-- list, the sorted set and the hash beside are in the slot of the lock, and no keys of the call: a user without a right
+-- to them looks and releases by force all the same.
+-- Returns the first waiter of Redisson before the first of dlock's that is alive, if it is its turn; for how many ms it
+-- keeps its place, -1 without an end; and if all are asked for, how many they are. See redisson_fair.lua for the
+-- waiters that are passed over.
 local function waiters_of_others(queue, timeouts, side, all)
   local time, most = redis.call('TIME'), 1000
   local now = time[1] * 1000 + math.floor(time[2] / 1000)

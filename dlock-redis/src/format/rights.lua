@@ -1,8 +1,8 @@
--- Tries which commands a user may use that one use of locks needs beside a lock alone, and changes nothing: the name that
--- they get is one that no lock has, and what would write is refused for its arguments, or goes at once. Which keys the
--- user may use says the first request that names them.
--- KEYS: a lock. ARGV: the number of the call; the name; a channel; then for each try a command and what stands behind
--- the name, with spaces between, and with a "+" before it where it makes something.
+-- Tries the commands that one use of locks needs besides those of exclusive locks, and changes nothing: no lock has the
+-- name that they get, and commands that would write are refused for their arguments, or their key is deleted at once.
+-- Whether the user may use the keys of a lock shows at the first request that names them.
+-- KEYS: a lock. ARGV: the number of the call; the name; a channel; then for each try a command and its arguments behind
+-- the name, separated by spaces, and with a "+" before it if it makes something.
 -- Reply: {the commands that the user may not use, with a "!" those that the server lacks, and with a "&" the channel if
 -- the user may not publish there, that number}.
 local missing = {}

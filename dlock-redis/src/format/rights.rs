@@ -1,4 +1,4 @@
-//! The commands that uses of locks need beside those of a lock alone.
+//! The commands that uses of locks need besides those of exclusive locks.
 
 use redis::Cmd;
 
@@ -6,17 +6,17 @@ use crate::request::CallNumber;
 
 const TEXT: &str = include_str!("rights.lua");
 
-/// How many uses a format has at the most.
+/// The most uses of a format.
 pub(crate) const USES: usize = 3;
 
-/// Of readers, semaphores, and those in line of our own form.
+/// The commands of readers, semaphores and fair locks of dlock's own format.
 pub(super) const SHARES: &[&str] =
     &["TYPE", "HMGET a", "HGET a", "HSET a b c", "HDEL a", "HGETALL", "HLEN", "+INCR", "+DECR"];
 
-/// Of Redisson's readers and writers.
+/// The commands of Redisson's readers and writers.
 pub(super) const READERS: &[&str] = &["TYPE", "HMGET a", "HKEYS", "GET", "GETRANGE 0 0", "DEL", "+INCR"];
 
-/// Of Redisson's semaphores.
+/// The commands of Redisson's semaphores.
 pub(super) const PERMITS: &[&str] = &[
     "TYPE",
     "GETRANGE 0 0",
@@ -30,7 +30,7 @@ pub(super) const PERMITS: &[&str] = &[
     "+INCR",
 ];
 
-/// Of those in line as Redisson has them.
+/// The commands of Redisson's fair locks.
 pub(super) const FAIR: &[&str] = &[
     "TYPE",
     "LINDEX 0",
@@ -45,11 +45,11 @@ pub(super) const FAIR: &[&str] = &[
     "+RPUSH a",
 ];
 
-/// Of batches, and of taking over what was left.
+/// The commands of batches, and of take-overs.
 pub(crate) const FURTHER: &[&str] = &["EXISTS", "+INCR"];
 
-/// Makes the call that tries these on a name that no lock has, and publishes on a channel without listeners. Its reply
-/// lists the commands that are missing.
+/// Makes the call that tries these commands on a name that no lock has, and publishes on a channel without subscribers.
+/// Its reply lists the missing commands.
 pub(crate) fn call(tries: &[&str], lock: &str, (name, channel): (&str, &str), number: CallNumber) -> Cmd {
     let mut call = redis::cmd("EVAL");
     call.arg(TEXT).arg(1).arg(lock).arg(number.0).arg(name).arg(channel).arg(tries);

@@ -1,33 +1,33 @@
--- One step on a lock that several may hold: its readers, or those with permits of a semaphore; and the attempt of one
--- who wants it alone and found such.
+-- One step on a shared lock: on one with readers, or on a semaphore; and the attempt of a writer that found such a
+-- lock.
 -- A lock with readers, and a semaphore, is a hash: n, how many permits or readers there are now; e, when the first of
--- them may end; of, the number of permits of a semaphore; h, the token that was granted last; l, where somebody listens
--- for releases; w, the token of one who waits and keeps newcomers out, since when, and until when it is alive; r, until
--- when only readers are let in, since one of them waited while the lock was held alone, if nobody had it since; and for
--- each token until when it holds the lock, how many permits, the fence, and who it is. Times are in ms of the server's
--- clock. A lock that is held alone is a string, as in the other scripts. One that is only for those in line has the
--- field f, and is not changed here: see the script for these. Beside readers a line has the field F: nobody else comes
--- in, and the last of them leaves the lock to the line.
+-- them may end; of, the number of permits of a semaphore; h, the token that was granted last; l, if a client listens
+-- for releases; w, the token of a waiter that keeps newcomers out, since when, and until when it is alive; r, until
+-- when only readers are let in, since one of them waited while the lock was held exclusively, if the lock is free
+-- since; and for each token until when it holds the lock, how many permits, the fence, and the line about the holder.
+-- Times are in ms of the server's clock. A lock that is held exclusively is a string, as in the other scripts. A lock
+-- that is kept for its queue has the field f, and is not changed here, see fair.lua. Beside readers a queue has the
+-- field F: no other claim is let in, and the last of them leaves the lock to the queue.
 -- KEYS: the lock; for an acquire the counter of fences.
 -- ARGV: the number of the call; the operation; then:
 --   acquire   token; lease in ms; 'read', 'write', or the number of permits; how many are taken; 1 if it keeps
---             newcomers out while it waits; 1 if it listens; who it is
+--             newcomers out while it waits; 1 if it listens; the line about the holder
 --   renew     token; lease in ms
---   downgrade token; lease in ms: what is held alone becomes a reader's
+--   downgrade token; lease in ms: an exclusive lock becomes a reader's
 --   withdraw  token
 --   look
 --   resize    the number of permits
---   force     the fences of those that are meant, or '' for whoever holds it
--- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
---   acquire   the fence; {fence} or {value} of what the token has already; {ms to wait, value} when it is taken;
+--   force     the fences of the holders that are meant, or '' for all
+-- Reply: {result, the number of the call}, or an error, and then nothing was changed. The result:
+--   acquire   the fence; {fence} or {value} of a lock that the token has already; {ms to wait, value} if it is taken;
 --             {-1, number of permits} of a semaphore, or {-1, 0} of a lock, that cannot be what was asked for
---   renew, downgrade  1, or 0 when there was nothing
---   withdraw  the same; 2 when somebody listens
+--   renew, downgrade  1, or 0 if the token does not have the lock
+--   withdraw  1, or 0 if the token did not have the lock; 2 if a client listens
 --   look      {number of permits or 0, ms now, value, ...}
 --   resize    the number before, or 0 without a semaphore; {-1, 0} of a lock
---   force     1, 0 when nobody holds it, or 3 when somebody does who is not meant
+--   force     1, 0 if the lock was free, or 3 if a client holds it that is not meant
 local PREFERENCE, REMEMBERED, JOIN = 10000, 86400000, 5
--- So many hold it at a time at most, and its hash has so many fields: a larger one is none of ours, and never read.
+-- The most holders at a time, and the most fields of the hash: a larger one is no lock, and never read.
 local HOLDERS, FIELDS = 10000, 20016
 local name, operation, token = KEYS[1], ARGV[2], ARGV[3]
 local wrong = 'WRONGTYPE the key holds something that is no lock'
@@ -80,7 +80,7 @@ if operation == 'look' or operation == 'force' then
     end
   end
   if fair or line then
-    -- Those in line ask more often than it is kept.
+    -- The waiters in the queue ask more often than it is kept.
     for at = 1, #all, 2 do
       if #all[at] == 32 then
         call('HDEL', name, all[at])
@@ -100,7 +100,7 @@ if operation == 'look' or operation == 'force' then
 end
 
 if operation == 'resize' then
-  -- The hash may be there for longer than the shares in it.
+  -- The hash may exist for longer than the shares in it.
   local held = kind == 'hash' and not of and n > 0 and (ends > now or not fair and purge() > 0)
   if kind == 'string' or held then
     return done({ -1, 0 })
@@ -128,7 +128,7 @@ if fair then
     local left = (has and ends or tonumber(alive)) - now
     return done({ left, has and call('HGET', name, last) or '' })
   end
-  -- Nobody has it, and of nobody in line is anything heard any more, however long it would still be kept.
+  -- The lock is free, and no waiter in the queue is alive, however long the hash would still be kept.
   begin_to_acquire()
   call('DEL', name)
   kind, n, ends, last, own = 'none', nil, nil, nil, nil
@@ -141,13 +141,13 @@ if kind == 'hash' and (own or operation == 'withdraw') then
   begin_in_any_case(token)
 end
 
--- What has run out is taken away before anything is decided by it. No share ends before `e`.
+-- Expired shares are removed before anything is decided by them. No share ends before `e`.
 if purges then
   n, ends = purge()
   own = own and call('HGET', name, token)
 end
 
--- As long as the longest of what is in it.
+-- Keeps the hash as long as the longest of its entries.
 local function keep(lease)
   local least = of and math.max(lease, REMEMBERED) or lease
   if call('PTTL', name) < least then
@@ -166,7 +166,8 @@ if operation == 'renew' or operation == 'downgrade' then
     end
     local expires, mark = text(now + tonumber(ARGV[4])), string.match(who, ' %??!$') or ''
     who = string.gsub(string.sub(who, 1, #who - #mark), ' >%x+:%d+', '')
-    -- Without the rest the lock would be nobody's, or stay for ever.
+    -- Checked before the first change: without the rest of the commands the lock would have no holder, or stay for
+    -- ever.
     local why = denied({ 'HSET', name, 'a', 'b', 'c' }, { 'PTTL', name }, { 'PEXPIRE', name, 'x' })
     if why then
       return why
@@ -268,7 +269,7 @@ if kind == 'string' then
 end
 
 if own then
-  -- The reply of an earlier attempt was lost.
+  -- The reply to an earlier attempt was lost.
   local rest, known = string.match(own, '^%d+( %d+ (%d+) .*)$')
   if not known then
     return redis.error_reply('ERR somebody removed the fence from the lock; do not edit locks')
@@ -323,7 +324,7 @@ if kind == 'hash' then
   waits = not ours and waits
 end
 
--- First what can be refused: a server that is full, read-only or short of replicas changes nothing.
+-- The counter first, as it can be refused: a server that is full, read-only or short of replicas then changes nothing.
 draw_first(KEYS[2])
 if refused then
   return refused
@@ -333,7 +334,7 @@ if mode == 'write' then
   if kind == 'hash' then
     call('DEL', name)
   end
-  -- Who listens is told of the release.
+  -- The value gets the mark of the listeners, so that its release is published to them.
   local value = token .. ' ' .. text(fence) .. '+0 ' .. who .. (listens and ' !' or '')
   call('SET', name, value, 'PX', text(lease))
   return done(fence)
@@ -354,7 +355,7 @@ if listening and not listens or kind == 'none' and listens then
   call('HSET', name, 'l', 1)
 end
 if chance > now + JOIN then
-  -- Those who waited with it come now, and then it is the turn of those who write.
+  -- The readers that waited with this one are let in now, and then it is the turn of the writers.
   call('HSET', name, 'r', text(now + JOIN))
 end
 keep(lease)

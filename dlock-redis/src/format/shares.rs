@@ -1,5 +1,27 @@
-//! Our own forms of what several hold at a time, and of a lock with waiters in line: a hash with a field for each of
-//! them. See the scripts.
+//! dlock's own formats of shared locks, and of locks with a queue of waiters: a hash with a field for each holder and
+//! waiter. See the scripts for its fields.
+//!
+//! The key of a lock that is not fair (shares.lua):
+//!
+//! | the key | event | the key then |
+//! |---|---|---|
+//! | absent | an acquire of a reader, or of permits | a hash with `n > 0` |
+//! | absent | an acquire of a writer that found readers before | a string, as in `plain` |
+//! | a string | its downgrade | a hash with `n = 1`, and with `F` if a queue waits for it |
+//! | a string with ` ?!` | its release | a hash with `r`: for a moment only readers are let in |
+//! | a hash, `n > 0` | a waiter with preference finds it taken | the same with `w`: newcomers are kept out |
+//! | a hash, `n > 0` | the last withdraws | absent; with `of` a hash that remembers the number of permits; with `F` a hash with `f` |
+//!
+//! The key of a fair lock (fair.lua), while it is no string and has no readers:
+//!
+//! | the key | event | the key then |
+//! |---|---|---|
+//! | absent | an acquire | held: a hash with `f` and `n = 1` |
+//! | held | a withdrawal, and no waiter is alive | absent |
+//! | held | a withdrawal, or an acquire behind the end of the lease; the first waiter has a mark, and a fence can be drawn | held by that waiter until it would lose its place, with a message to it |
+//! | held | as before, without a mark or a fence | kept for the first waiter, which a withdrawal notifies |
+//! | kept | the first waiter asks | held by it |
+//! | kept | the first waiter loses its place | kept for the next one; absent without any |
 
 use std::time::Duration;
 
@@ -17,8 +39,10 @@ static SCRIPT: Script = Script::new(TEXT, || hash_of(TEXT));
 const FAIR_TEXT: &str = concat!(include_str!("head.lua"), include_str!("line.lua"), include_str!("fair.lua"));
 static FAIR: Script = Script::new(FAIR_TEXT, || hash_of(FAIR_TEXT));
 
+/// Makes the call of a request.
 pub(super) fn call(request: &Request, by: By, number: CallNumber) -> Cmd {
     let is_fair = request.kind == ScriptKind::Fair;
+    // The counter is a key of the call only if a fence may be drawn: another key may lie in a slot that is being moved.
     let grants = match request.step {
         Step::Acquire { .. } => true,
         Step::Withdraw { passes_on } => passes_on && is_fair,
@@ -54,7 +78,7 @@ pub(super) fn call(request: &Request, by: By, number: CallNumber) -> Cmd {
     cmd
 }
 
-/// Reads what came of it; `None` when it makes no sense.
+/// Reads the result of a step; `None` if it is malformed.
 pub(super) fn read(result: Value, step: &Step, mode: Mode) -> Option<Answer> {
     match (step, result) {
         (Step::Acquire { .. }, result) => taken(result, mode),
@@ -63,7 +87,7 @@ pub(super) fn read(result: Value, step: &Step, mode: Mode) -> Option<Answer> {
     }
 }
 
-/// Reads what came of an acquire.
+/// Reads the result of an acquire.
 pub(super) fn taken(result: Value, mode: Mode) -> Option<Answer> {
     let parts = match result {
         Value::Int(fence) => {
@@ -89,6 +113,7 @@ pub(super) fn taken(result: Value, mode: Mode) -> Option<Answer> {
     }
 }
 
+/// Returns the mode of a key by its number of permits, 0 of a lock.
 fn used(of: i64) -> Option<Mode> {
     Some(match u32::try_from(of).ok()? {
         0 => Mode::Exclusive,
@@ -96,7 +121,7 @@ fn used(of: i64) -> Option<Mode> {
     })
 }
 
-/// One of those who hold the lock.
+/// The stored value of one holder.
 struct Stored<'a> {
     until: u64,
     taken: u32,
@@ -126,26 +151,25 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// The channel on which one who waits in line is notified of its turn.
+/// Returns the channel on which a waiter in the queue is notified of its turn.
 pub(crate) fn place_channel(names: &Names, token: &Token) -> String {
     format!("{}#{}", names.lock, token.to_hex())
 }
 
-/// Reads what is published on that channel when the waiter is given the lock: the mark of its last request, and the
-/// fence.
+/// Reads the message that grants the lock on that channel: the mark of the waiter's last request, and the fence.
 pub(super) fn given(text: &str) -> Option<(u64, u64)> {
     let (mark, fence) = text.split_once(' ')?;
     let (mark, fence) = (mark.parse().ok()?, fence.parse().ok()?);
     (fence > 0).then_some((mark, fence))
 }
 
-/// Makes the call that looks who holds a lock. This one, and those below, are rarely used, so that servers need not
-/// keep the script.
+/// Makes the call that looks at the holders of a lock. This call and those below are rarely used, so that servers need
+/// not keep the script.
 pub(crate) fn look(lock: &str, number: CallNumber) -> Cmd {
     rare(lock, number, "look", "")
 }
 
-/// Reads what came of it; `None` when it makes no sense.
+/// Reads the result of [`look`]; `None` if it is malformed.
 pub(crate) fn seen(looked: Value) -> Option<Occupancy> {
     let Value::Array(parts) = looked else { return None };
     let mut parts = parts.into_iter();
@@ -166,7 +190,7 @@ pub(crate) fn resize(lock: &str, permits: u32, number: CallNumber) -> Cmd {
     rare(lock, number, "resize", &permits.to_string())
 }
 
-/// Reads how many there were, or what the key is instead; `None` when it makes no sense.
+/// Reads the number of permits before, or the mode of the key if it is no semaphore; `None` if the result is malformed.
 pub(crate) fn resized(result: &Value) -> Option<Result<Option<u32>, Mode>> {
     Some(match result {
         Value::Int(before) => Ok(u32::try_from(*before).ok().filter(|before| *before > 0)),
@@ -175,13 +199,13 @@ pub(crate) fn resized(result: &Value) -> Option<Result<Option<u32>, Mode>> {
     })
 }
 
-/// Makes the call that takes a lock away from all who hold it, or from those that have these fences; 1 when anybody
-/// did.
+/// Makes the call that releases a lock by force: whoever holds it, or only if the holders have these fences. Its result
+/// is 1 if there was a holder.
 pub(crate) fn force(lock: &str, meant: &[Vec<u8>], number: CallNumber) -> Cmd {
     rare(lock, number, "force", &String::from_utf8_lossy(&meant.join(&b' ')))
 }
 
-/// What tells those from others that a look found: their fences.
+/// Returns what distinguishes the holders that a look found: their fences.
 pub(super) fn identities(looked: &Value) -> Vec<Vec<u8>> {
     let Value::Array(parts) = looked else { return Vec::new() };
     let fence = |value: &Value| match value {

@@ -1,24 +1,24 @@
--- Leaves the share of one who reads, or who has permits, under the token of a baton, or takes over what was left so. See
--- the script of what several hold for what is stored. What is left counts as before: n and of stay as they are.
+-- Leaves the share of a reader, or permits, under the token of a baton, or takes over a share that was left so. See
+-- shares.lua for what is stored. A share that is left counts as before: n and of stay as they are.
 -- KEYS: the lock; to take over, the counter of fences.
 -- ARGV: the number of the call; the operation; the token; that of the baton; then:
---   leave  for how many ms; what is put before who it is
---   take   lease in ms; how many permits it has, 0 of a reader; who it is
--- Reply: {what came of it, the number of the call}, or an error, where nothing was changed. What came of it:
---   leave  1, 2 when somebody listens, or 0 when there was nothing
---   take   the fence; {fence} of what the token has already; {ms to wait, value} when it was not left
+--   leave  for how many ms; what is put before the line about the holder
+--   take   lease in ms; the number of permits, 0 of a reader; the line about the holder
+-- Reply: {result, the number of the call}, or an error, and then nothing was changed. The result:
+--   leave  1, 2 if a client listens, or 0 if the token does not have a share
+--   take   the fence; {fence} of a share that the token has already; {ms to wait, value} if no share was left
 local name, operation, token, left = KEYS[1], ARGV[2], ARGV[3], ARGV[4]
 local found = try('HMGET', name, token, left, 'e', 'h', 'l', 'of', 'f')
 if found.err and not string.find(found.err, 'WRONGTYPE', 1, true) then
   return found
 elseif found.err then
-  -- It is held alone, or is no lock.
+  -- The lock is held exclusively, or the key is no lock.
   local value = operation == 'take' and try('GETRANGE', name, 0, 511) or ''
   return type(value) == 'table' and value or done(value == '' and 0 or { call('PTTL', name), value })
 end
 local ends, last, listens, of = tonumber(found[3]), found[4], found[5], found[6]
 
--- Reads what is stored for a share that has not run out.
+-- Reads the stored value of a share that has not expired.
 local function share(value)
   local until_ms, taken, fence, who = string.match(value or '', '^(%d+) (%d+) (%d+) (.*)$')
   until_ms = tonumber(until_ms)
@@ -36,7 +36,8 @@ local function put(field, until_ms, rest)
     call('PEXPIRE', name, text(until_ms - now))
   end
 end
--- Returns the error of what this user may not do of what moves a share: one that was taken away alone would still count.
+-- Returns the error of a command that this user may not use to move a share: a share of which only the old entry is
+-- removed would still count.
 local function denied_to_move()
   local delete, set = { 'HDEL', name, '-' .. token }, { 'HSET', name, 'a', 'b', 'c' }
   return denied(delete, set, { 'PTTL', name }, { 'PEXPIRE', name, 'x' })
@@ -46,7 +47,7 @@ local own, kept = share(found[1]), share(found[2])
 if operation == 'leave' then
   local until_ms = now + tonumber(ARGV[5])
   if kept then
-    -- What was left before is left for no longer: this may be a request that arrives late.
+    -- A share that was left already is kept no longer than before: this may be a request that arrives late.
     until_ms = math.min(until_ms, kept.until_ms)
   elseif own then
     kept = own
@@ -54,7 +55,8 @@ if operation == 'leave' then
   else
     return done(0)
   end
-  -- A server that is full refuses what may need memory, unless the script has changed something before: this deletes.
+  -- A server that is full refuses commands that may need memory, unless the script has changed something before: the
+  -- first command here deletes.
   local why = denied_to_move()
   if why then
     return why

@@ -1,4 +1,11 @@
-//! Sharded channels: each is listened to at the master of its slot.
+//! Sharded channels: each is subscribed at the master of its slot.
+//!
+//! | a channel is | in `wanted` | in `leaving` | at `SUNSUBSCRIBE` from the server |
+//! |---|---|---|---|
+//! | not wanted | | | nothing |
+//! | being subscribed | `None` | | a new connection is opened: the slot has moved |
+//! | subscribed | the connection | | a new connection is opened: the slot has moved |
+//! | being left | | listed | is not listed any more: that is the answer |
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,21 +25,21 @@ use crate::keys::slot_of;
 use crate::servers::{ANSWER, Servers, in_time};
 use crate::url::Endpoint;
 
-/// The pauses between two tries to listen at a server.
+/// The shortest and the longest pause between two tries to subscribe.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// The sharded channels of one client.
 pub(super) struct Shards {
     reach: Reach,
-    /// The channels that are wanted, and where they are listened to by now.
+    /// The channels that are wanted, each with the connection on which it is subscribed by now.
     wanted: HashMap<Arc<str>, Option<MultiplexedConnection>>,
-    /// Those that are being left, whose last word is still to come.
+    /// The channels that are being left, whose end the server has not confirmed yet.
     leaving: Vec<Arc<str>>,
-    /// The servers have no sharded channels, or the user may not use them.
+    /// `true` if the servers have no sharded channels, or the user may not use them.
     absent: bool,
 }
 
-/// How to get to the masters.
+/// The connections to the masters, and the way to open more.
 #[derive(Clone)]
 struct Reach {
     servers: Arc<Servers>,
@@ -40,7 +47,7 @@ struct Reach {
     lines: Arc<Mutex<HashMap<Endpoint, Arc<OnceCell<MultiplexedConnection>>>>>,
 }
 
-/// What came of a subscription.
+/// The outcome of a subscription.
 pub(super) struct Sharded {
     channel: Arc<str>,
     pause: Duration,
@@ -48,14 +55,14 @@ pub(super) struct Sharded {
 }
 
 enum NotSharded {
-    /// It was not tried.
+    /// There are no sharded channels, so that it was not tried.
     Absent,
     Refused(String),
-    /// There is no connection at the moment.
+    /// The master could not be reached, or did not answer.
     Unreached,
 }
 
-/// What follows from it.
+/// The consequence of an outcome.
 pub(super) enum Settled {
     Subscribed(Arc<str>),
     Again(BoxFuture<'static, Sharded>),
@@ -69,7 +76,7 @@ impl Shards {
         Self { reach, wanted: HashMap::new(), leaving: Vec::new(), absent: false }
     }
 
-    /// Listens to a channel.
+    /// Subscribes to a channel.
     pub(super) fn subscribe(&mut self, channel: &Arc<str>) -> BoxFuture<'static, Sharded> {
         let channel = Arc::clone(channel);
         if self.absent {
@@ -80,6 +87,8 @@ impl Shards {
         self.reach.clone().subscribe(channel, Duration::ZERO).boxed()
     }
 
+    /// Ends the subscriptions to these channels, as far as they are subscribed by now. A subscription that is under way
+    /// is ended when its outcome arrives.
     pub(super) fn unsubscribe(
         &mut self,
         channels: &[Arc<str>],
@@ -98,7 +107,8 @@ impl Shards {
         async move { asked(line, &command("SUNSUBSCRIBE", &channel)).await }.boxed()
     }
 
-    /// Whether a channel that a server listens to no more is still wanted.
+    /// Returns `true` if a channel that a server serves no more is still wanted. Notes the end of a channel that is
+    /// being left.
     pub(super) fn lost(&mut self, channel: &str) -> bool {
         match self.leaving.iter().position(|leaving| **leaving == *channel) {
             Some(place) => {
@@ -109,16 +119,17 @@ impl Shards {
         }
     }
 
-    /// The connections that there are.
+    /// Returns the open connections.
     pub(super) fn lines(&self) -> Vec<MultiplexedConnection> {
         let lines = self.reach.lines.lock();
         lines.values().filter_map(|line| line.get().cloned()).collect()
     }
 
+    /// Notes the outcome of a subscription, and decides what follows.
     pub(super) fn settle(&mut self, sharded: Sharded, said: &AtomicBool) -> Settled {
         let Sharded { channel, pause, result } = sharded;
         match (self.wanted.get_mut(&channel), result) {
-            // Nobody waits for it any more.
+            // The channel was left while it was being subscribed.
             (None, Ok(line)) => Settled::Left(self.leave(channel, line)),
             (Some(at), Ok(line)) => {
                 *at = Some(line);
@@ -127,7 +138,8 @@ impl Shards {
             (Some(_), Err(NotSharded::Refused(text))) if !passes(&text) => {
                 self.absent = true;
                 self.wanted.remove(&channel);
-                // A cluster before Redis 7 has none, and nobody who publishes there.
+                // A cluster before Redis 7 has no sharded channels, and no client that publishes there: nothing is
+                // missed.
                 if !text.contains("nknown command") && !said.swap(true, Ordering::Relaxed) {
                     let reason = refusal(&text);
                     let what = "releases by Redisson are not notified, and waiters have to ask for them";
@@ -145,6 +157,7 @@ impl Shards {
 }
 
 impl Reach {
+    /// Subscribes to a channel after a pause.
     async fn subscribe(self, channel: Arc<str>, pause: Duration) -> Sharded {
         sleep(pause).await;
         let result = match self.line(&channel).await {
@@ -158,7 +171,7 @@ impl Reach {
         Sharded { channel, pause: (pause * 2).clamp(PAUSE.0, PAUSE.1), result }
     }
 
-    /// The connection to the master of the channel's slot.
+    /// Returns the connection to the master of the channel's slot. All channels of that master share it.
     async fn line(&self, channel: &str) -> Result<MultiplexedConnection, Failure> {
         let node = self.servers.node(slot_of(channel), ANSWER).await?;
         let endpoint = node.endpoint().await?;
@@ -175,7 +188,7 @@ impl Reach {
     }
 }
 
-/// Whether a refusal is one of this moment: of a slot that is being moved, or a server that is not ready.
+/// Returns `true` if a refusal may pass: the slot is being moved, or the server is not ready.
 fn passes(text: &str) -> bool {
     let fault = Fault::Refused(text.to_owned());
     fault.redirect().is_some() || refusal(text).is_transient()

@@ -1,4 +1,10 @@
-//! Which server of a cluster is responsible for a hash slot.
+//! The map of a cluster: which server is responsible for which hash slot.
+//!
+//! | the map | becomes so by | a request for a slot |
+//! |---|---|---|
+//! | unknown | `new` | waits for the map to be read |
+//! | current | `adopt` | goes to the master of the slot |
+//! | stale | `distrust`, or a `MOVED` | waits for the map to be read; if that fails, goes by the old one |
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,27 +22,27 @@ use crate::error::Redirect;
 use crate::keys::SLOTS;
 use crate::url::Endpoint;
 
-/// The map of a cluster, as far as it is known.
+/// A cluster, and its map as far as it is known.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     seeds: Vec<Endpoint>,
     opener: Opener,
     options: WireOptions,
     map: Mutex<Map>,
-    /// Held by the one who is asking for the map.
+    /// Held by the task that reads the map, while the others wait for its result.
     refreshing: tokio::sync::Mutex<()>,
-    /// Which servers are asked first.
+    /// The source of the order in which servers are asked.
     entropy: Entropy,
 }
 
 #[derive(Default)]
 struct Map {
     nodes: HashMap<Endpoint, Arc<Node>>,
-    /// For each slot its master; empty until the map was read once.
+    /// The master of each slot. Empty until the map was read once.
     masters: Vec<Option<Arc<Node>>>,
-    /// How often the map was read.
+    /// The number of times that the map was read.
     version: u64,
-    /// Somebody found the map to be wrong since it was read.
+    /// `true` if a request found the map to be wrong since it was read.
     stale: bool,
 }
 
@@ -49,17 +55,19 @@ impl std::fmt::Debug for Map {
     }
 }
 
-/// A run of slots and their master.
+/// A range of slots and its master.
 type Range = (u16, u16, Endpoint);
 
 impl Cluster {
+    /// Creates the cluster of these seeds. No server is asked.
     pub(crate) fn new(seeds: Vec<Endpoint>, opener: Opener, options: WireOptions) -> Self {
         let refreshing = tokio::sync::Mutex::default();
         Self { seeds, opener, options, map: Mutex::default(), refreshing, entropy: Entropy::new() }
     }
 
-    /// The master of a slot.
+    /// Returns the master of a slot. Reads the map first if it is unknown or stale.
     pub(crate) async fn master_of(&self, slot: u16, patience: Duration) -> Result<Arc<Node>, Failure> {
+        // The version is taken with the decision to read: a map that another task reads meanwhile is used as it is.
         let seen = {
             let map = self.map.lock();
             if !map.stale
@@ -70,7 +78,7 @@ impl Cluster {
             map.version
         };
         let refreshed = Box::pin(within(patience, self.refresh(seen))).await;
-        // An old map is better than none: its servers know better, and say so.
+        // An old map is better than none: a server that is not responsible any more redirects the request.
         if let Some(node) = self.map.lock().master_of(slot) {
             return Ok(node);
         }
@@ -83,15 +91,16 @@ impl Cluster {
         }
     }
 
-    /// The master of a slot, by the map as it is.
+    /// Returns the master of a slot by the map as it is.
     pub(crate) fn known_master_of(&self, slot: u16) -> Option<Arc<Node>> {
         self.map.lock().master_of(slot)
     }
 
-    /// Where a server sent us instead.
+    /// Returns the server that a redirection names, and notes it in the map.
     pub(crate) fn redirected(&self, redirect: &Redirect, from: &Endpoint) -> Arc<Node> {
         let endpoint = beside(from, &redirect.host, redirect.port);
         let mut map = self.map.lock();
+        // An `ASK` is for one request only: the slot still belongs to the server that sent it.
         if !redirect.ask {
             map.stale = true;
         }
@@ -104,12 +113,12 @@ impl Cluster {
         node
     }
 
-    /// Has the map read again before it is used next: a server of it does not do what it should.
+    /// Marks the map as stale: a server of it does not do what it should.
     pub(crate) fn distrust(&self) {
         self.map.lock().stale = true;
     }
 
-    /// Any server of the cluster that can be reached.
+    /// Returns a random server of the map.
     pub(crate) async fn any(&self) -> Result<Endpoint, Failure> {
         let (seen, stale) = {
             let map = self.map.lock();
@@ -125,7 +134,7 @@ impl Cluster {
         }
     }
 
-    /// All masters that serve slots.
+    /// Reads the map again, and returns all masters that serve slots.
     pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, Failure> {
         let seen = self.map.lock().version;
         self.refresh(seen).await?;
@@ -149,6 +158,7 @@ impl Cluster {
         &self.opener
     }
 
+    /// Returns the node of an address. A node keeps its connections from map to map.
     fn node(&self, map: &mut Map, endpoint: &Endpoint) -> Arc<Node> {
         let make = || {
             Arc::new(Node::new(Address::Fixed(endpoint.clone()), self.opener.clone(), self.options.clone()))
@@ -156,11 +166,13 @@ impl Cluster {
         Arc::clone(map.nodes.entry(endpoint.clone()).or_insert_with(make))
     }
 
-    /// Reads the map from the first server that has one, unless somebody did so since version `seen`.
+    /// Reads the map from the first server that has one, unless another task did so since version `seen`. The servers
+    /// of the map and the seeds are asked in random order, so that no server gets the requests of all clients.
     async fn refresh(&self, seen: u64) -> Result<(), Failure> {
         let _refreshing = self.refreshing.lock().await;
         let mut sources: Vec<Endpoint> = {
             let map = self.map.lock();
+            // The mutex of `refreshing` was waited for: the task before this one may have read the map.
             if map.version != seen {
                 return Ok(());
             }
@@ -180,6 +192,7 @@ impl Cluster {
         Err(last)
     }
 
+    /// Reads the map from one server, over a connection of its own.
     async fn read_from(&self, source: &Endpoint) -> Result<Vec<Range>, Failure> {
         let opened = self.opener.open(source, |_| {}).await?;
         let mut question = redis::cmd("CLUSTER");
@@ -193,6 +206,7 @@ impl Cluster {
         Ok(ranges)
     }
 
+    /// Puts a new map in place of the old one. Nodes that serve no slot are dropped with their connections.
     fn adopt(&self, ranges: &[Range]) {
         let mut map = self.map.lock();
         map.masters = vec![None; usize::from(SLOTS)];
@@ -230,11 +244,12 @@ fn read(reply: &Value, source: &Endpoint) -> Option<Vec<Range>> {
             let host = match master.first()? {
                 Value::BulkString(host) => std::str::from_utf8(host).ok()?,
                 Value::SimpleString(host) => host,
-                // A server that does not know its own name is where it was asked.
+                // A server that does not know its own address is where it was asked.
                 Value::Nil => "",
                 _ => return None,
             };
             let Value::Int(port) = master.get(1)? else { return None };
+            // Redis 7 writes `?` for a name that it does not know.
             let host = if host == "?" { "" } else { host };
             Some((
                 (*from).try_into().ok()?,
@@ -245,7 +260,8 @@ fn read(reply: &Value, source: &Endpoint) -> Option<Vec<Range>> {
         .collect()
 }
 
-/// A server named by another one: over the same kind of connection, and on its host where no host is named.
+/// Returns the address of a server that another one names: reached by the same kind of connection, and on the same host
+/// if none is named.
 fn beside(source: &Endpoint, host: &str, port: u16) -> Endpoint {
     match source {
         Endpoint::Tcp { host: own, tls, .. } => {

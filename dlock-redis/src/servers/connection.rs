@@ -1,9 +1,9 @@
-//! One connection with the requests on it.
+//! One connection, and the requests on it.
 //!
-//! Requests are carried out in the order in which they are given to a connection, which is what makes it safe to
-//! withdraw what an unanswered request may have taken. A request on an idle connection is sent at once by its maker.
-//! While others are under way, requests are collected for as long as the executor is busy with their makers, and go
-//! out together, as one call of the script: that costs no round trip and saves most of the work at both ends.
+//! The server carries out requests in the order in which they are given to a connection. This makes it safe to withdraw
+//! what an unanswered request may have taken. A request on an idle connection is sent at once by its maker. While
+//! others are under way, requests are collected for as long as the executor is busy with their makers, and are sent
+//! together, as one call of the script: that costs no round trip and saves most of the work at both ends.
 //!
 //! ```text
 //!                    Connection::carry_out(command)
@@ -17,13 +17,13 @@
 //!             +------> Wire::carry_out <---------+
 //! ```
 //!
-//! | state | begins with | what is queued | what goes directly |
+//! | state | begins with | queued requests | direct requests |
 //! |---|---|---|---|
-//! | open | `new` | is sent | is sent |
-//! | retired | `retire`: another connection is in its place | withdrawals are sent; all else returns to its makers unsent | in turn only withdrawals; all else is sent |
-//! | ended | `end`: a reply did not come or made no sense, or the server is no master any more; the end of its runtime | is still sent as long as the socket and the runtime live, else answered with `Fault::Cut` | is refused unsent |
+//! | open | `new` | are sent | are sent |
+//! | retired | `retire`: another connection is in its place | withdrawals are sent; all others return to their makers unsent | of those in turn only withdrawals are sent; all others are sent |
+//! | ended | `end`: a reply did not come or was malformed, or the server is not the master any more; the end of its runtime | are still sent as long as the socket and the runtime live, else answered with `Fault::Cut` | are refused unsent |
 //!
-//! Where a connection has ended, requests that were not sent go over another one.
+//! Requests that a connection did not send, since it was retired or has ended, go over another one.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -47,30 +47,31 @@ use crate::error::Fault;
 use crate::request::{CallNumber, Request, ScriptKind};
 use crate::tracking::ConnectionTracking;
 
-/// A call of so many requests keeps the server busy for as long as it takes to send it.
+/// A full call: the server works on it for about as long as it takes to send it.
 const FULL: usize = 16;
-/// Nothing is held back on a connection on which a call takes longer, or a full one.
+/// The bounds on the time of a call, and of a full one, within which requests are held back. A connection with slower
+/// calls holds nothing back.
 const AT_MOST_HELD_BACK: Duration = Duration::from_micros(300);
 const AT_MOST_HELD_BACK_BY_FULL: Duration = Duration::from_millis(2);
-/// How many calls are under way at once at the most; further requests wait here, where they can still be taken back.
+/// The most calls that are under way at once. Further requests wait here, where they can still be taken back.
 const MOST_CALLS: usize = 64;
-/// The same of calls with one step on what several may hold, or wait for in line: so many are read, carried out and
-/// answered well within a request timeout.
+/// The most calls under way with one step on a shared or fair lock. A server reads, carries out and answers so many
+/// well within a request timeout.
 const MOST_STEPS: usize = 256;
 
-/// What was not sent, since the other end is silent.
+/// The fault of a request that was not sent since another connection is in use.
 const REPLACED: Fault = Fault::Unsent("another connection is in the place of this one");
 
 /// One connection.
 pub(crate) struct Connection {
     wire: Wire,
     queue: Arc<Queue>,
-    /// The turns of calls with one step on what several may hold, in the order of their makers.
+    /// The turns of calls with one step on a shared or fair lock, in the order of their makers.
     steps: Semaphore,
     ended: Arc<AtomicBool>,
     tracking: Arc<ConnectionTracking>,
     resp3: bool,
-    /// The server was a replica when it was opened.
+    /// `true` if the server was a replica when the connection was opened.
     is_replica: bool,
     runtime: Handle,
     probing: AtomicBool,
@@ -88,6 +89,7 @@ impl Connection {
         let Opened { connection, ended, resp3 } = opened;
         let (queue, wire) = (Arc::new(Queue::default()), Wire::new(connection, options));
         let runtime = Handle::current();
+        // The pump holds no reference to the connection, whose drop closes the queue and so ends the pump.
         runtime.spawn(pump(wire.clone(), EndsWith { queue: Arc::clone(&queue), ended: Arc::clone(&ended) }));
         let (probing, silent) = (AtomicBool::new(false), AtomicBool::new(false));
         let steps = Semaphore::new(MOST_STEPS);
@@ -98,25 +100,26 @@ impl Connection {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether the server is a replica, which grants nothing also where it can be written to.
+    /// Returns `true` if the server is a replica, which grants nothing even if it accepts writes.
     pub(crate) const fn is_replica(&self) -> bool {
         self.is_replica
     }
 
-    /// Nothing more is sent over it.
+    /// Ends the connection: nothing more is sent over it.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
+        // After the flag: the holds that are notified renew at once, and must find another connection.
         self.tracking.ended();
     }
 
-    /// Another connection is in its place: what waits for its turn here goes there. Only what follows on this one what
-    /// was sent on it, stays.
+    /// Retires the connection: another one is in its place, and the requests that wait for their turn here go there.
+    /// Only withdrawals stay, which have to follow the requests that were sent here.
     pub(crate) fn retire(&self) {
         self.queue.retire(&REPLACED);
         self.steps.close();
     }
 
-    /// The runtime that drives it.
+    /// Returns the runtime that drives the connection.
     pub(crate) const fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -125,17 +128,18 @@ impl Connection {
         self.wire.connection.clone()
     }
 
-    /// Whether it did not answer when it was probed last.
+    /// Returns `true` if the connection did not answer its last probe.
     pub(crate) fn is_silent(&self) -> bool {
         self.silent.load(Ordering::Acquire)
     }
 
-    /// Carries out a command; `asking` on a server that is about to become responsible for the slot.
+    /// Carries out a command. With `asking`, on a server that is about to become responsible for the slot.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it is taken back if it was not sent yet, and else carried out.
+    /// When dropped, the command is taken back if it was not sent yet, and is carried out otherwise.
     pub(crate) async fn carry_out(&self, command: Command<'_>, asking: bool) -> Result<Reply, Fault> {
+        // Before the command, on the same connection: the server tracks only what is read after it has agreed.
         if command.is_tracked() {
             Box::pin(self.tracking.begin(&self.wire.connection, self.resp3)).await;
         }
@@ -148,7 +152,7 @@ impl Connection {
                 None => return self.ended_by(self.carry_out_queued(request).await),
             },
         };
-        // In a box, so that requests in the queue need no memory for it.
+        // Boxed, so that queued requests need no memory for it.
         self.ended_by(Box::pin(self.carry_out_directly(command, asking, open)).await)
     }
 
@@ -162,6 +166,7 @@ impl Connection {
         }
     }
 
+    /// Sends a command by itself. It counts as open in the queue until `_open` is dropped.
     async fn carry_out_directly(
         &self,
         command: Command<'_>,
@@ -173,14 +178,15 @@ impl Connection {
         replies.pop().unwrap_or_else(|| Err(senseless()))
     }
 
-    /// Waits for the turn of a call with one step: what is handed to the wire can neither be taken back nor told apart
-    /// from what a server that is slow has not answered.
+    /// Waits for the turn of a call with one step. Once a request is handed to the wire it can neither be taken back
+    /// nor distinguished from a request that a slow server has not answered, so the number of such requests is bounded.
     async fn turn(&self, command: Command<'_>) -> Result<Option<SemaphorePermit<'_>>, Fault> {
         let Some(request) = command.step() else { return Ok(None) };
         let mut turn = None;
         if matches!(request.kind, ScriptKind::Shared | ScriptKind::Fair) {
             turn = match self.steps.try_acquire() {
                 Err(TryAcquireError::NoPermits) => {
+                    // The engine has to know that the request is not sent yet, and counts its validity from when it is.
                     request.clock.iter().for_each(RequestClock::queued);
                     self.steps.acquire().await.ok()
                 }
@@ -190,10 +196,12 @@ impl Connection {
                 return Err(REPLACED);
             }
         }
-        // One that the engine has given up while it waited, here or for another connection, must not be sent.
+        // The engine may have given the request up while it waited, here or for another connection. Such a request must
+        // not be sent.
         if !request.clock.as_ref().is_none_or(RequestClock::written) {
             return Err(Fault::Unsent("nobody waits for the answer any more"));
         }
+        // Checked again: the connection may have ended during the wait.
         self.check().map(|()| turn)
     }
 
@@ -201,7 +209,7 @@ impl Connection {
         if self.is_ended() { Err(Fault::Unsent("the connection has ended")) } else { Ok(()) }
     }
 
-    /// Ends the connection if a reply did not come, or made no sense.
+    /// Ends the connection if a reply did not come, or was malformed: the replies that follow cannot be trusted.
     fn ended_by<T>(&self, result: Result<T, Fault>) -> Result<T, Fault> {
         if matches!(result, Err(Fault::Cut(_))) {
             self.end();
@@ -222,9 +230,10 @@ impl Connection {
         self.ended_by(self.wire.send_all(calls).await)
     }
 
-    /// Finds out whether the other end is still there. `false` when it does not answer in time, or another probe is
-    /// under way.
+    /// Sends a ping to find out whether the other end is still there. Returns `false` if it does not answer in time,
+    /// and `true` if another probe is under way.
     pub(crate) async fn probe(&self, limit: Duration) -> bool {
+        // One probe at a time: its outcome stands for all who doubt the connection.
         if self.probing.swap(true, Ordering::AcqRel) {
             return true;
         }
@@ -260,7 +269,10 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// Carries out what is queued, until the connection is dropped or its runtime ends.
+/// Sends the queued requests until the connection is dropped or its runtime ends.
+///
+/// A fast connection has one call under way, or two if the second is full, and collects requests meanwhile. A slow one
+/// sends at once, with up to [`MOST_CALLS`] under way, since holding requests back would add its round trip to each.
 async fn pump(wire: Wire, end: EndsWith) {
     let mut calls = FuturesUnordered::new();
     let mut pace = Pace { fast: true, near: false };
@@ -270,12 +282,14 @@ async fn pump(wire: Wire, end: EndsWith) {
             && let Some(call) = end.queue.pop()
         {
             let mut call = Box::pin(carry_out(&wire, call));
-            // It goes out before those whose replies are there get on, so that the server works meanwhile.
+            // Polled once here, so that the call goes out before the makers of the last one run: the server works while
+            // they do.
             let sent = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
             match sent {
                 Poll::Ready((count, took)) => pace.answered(count, took),
                 Poll::Pending => calls.push(call),
             }
+            // A second call is under way: other tasks run first, and share the third.
             if calls.len() > 1 {
                 tokio::task::yield_now().await;
             }
@@ -288,30 +302,34 @@ async fn pump(wire: Wire, end: EndsWith) {
             Some((count, took)) = calls.next(), if !calls.is_empty() => {
                 pace.answered(count, took);
                 if end.queue.waiting() < FULL {
-                    // Those who were answered may ask again at once, and share the next call.
+                    // The makers that were just answered may ask again at once, and share the next call.
                     tokio::task::yield_now().await;
                 }
             }
             () = end.queue.changed() => {
-                // Whoever else is about to ask gets on too.
+                // Other tasks that are about to ask run first, and share the call.
                 tokio::task::yield_now().await;
             }
         }
     }
 }
 
+/// The pace of a connection: whether it is fast enough to hold requests back.
+///
 /// While a call is under way on a fast connection, other requests are held back until its reply, or until they make a
-/// full call: they cost both ends less together, and a server answers what it reads at once only when all of it is
-/// done. What was held back goes out before those who were answered get on, so that client and server work at the same
-/// time.
+/// full call. Together they cost both ends less, and a server answers the requests that it reads at once only when all
+/// of them are done. Requests that were held back are sent before the answered makers run, so that client and server
+/// work at the same time.
 struct Pace {
     fast: bool,
-    /// The server is not far away: a full call that takes long is long by its work, and not by its way.
+    /// `true` if the server is near: a full call that takes long is long by its work, and not by its way.
     near: bool,
 }
 
 impl Pace {
+    /// Notes that a call with `count` requests took so long.
     fn answered(&mut self, count: usize, took: Duration) {
+        // The time of a full call says nothing of the distance, unless it is short.
         let (quick, full) = (took < AT_MOST_HELD_BACK, count >= FULL);
         if quick || !full {
             self.near = quick;
@@ -320,7 +338,7 @@ impl Pace {
     }
 }
 
-/// Carries out one call and tells everybody; how many requests it had, and how long it took.
+/// Carries out one call and answers its makers. Returns the number of its requests, and the time it took.
 async fn carry_out(wire: &Wire, call: Call) -> (usize, Duration) {
     let (count, sent) = (call.requests.len(), Instant::now());
     let replies =
@@ -329,7 +347,7 @@ async fn carry_out(wire: &Wire, call: Call) -> (usize, Duration) {
     (count, sent.elapsed())
 }
 
-/// Marks the connection ended when its runtime drops what drives it.
+/// Marks the connection as ended when its runtime drops the pump.
 struct EndsWith {
     queue: Arc<Queue>,
     ended: Arc<AtomicBool>,
@@ -338,6 +356,7 @@ struct EndsWith {
 impl Drop for EndsWith {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
+        // The flag first: the makers that are answered here may ask again, and must not come back to this connection.
         self.queue.fail(&Fault::Cut("its runtime is gone".into()));
     }
 }

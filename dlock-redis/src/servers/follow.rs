@@ -1,4 +1,13 @@
-//! Which server is the master, as the sentinels say unasked.
+//! The task that follows the sentinels' notifications of a new master.
+//!
+//! ```text
+//!  upgrade the node ---> listen at a sentinel ---> ask for the master, leave all others
+//!         ^                     | not reached             |         ^
+//!         |                     v                         v         | +switch-master
+//!         '------- pause -------+<---- disconnected ---- wait ------'
+//! ```
+//!
+//! The task ends when the node is dropped, which it looks for every second.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -9,11 +18,11 @@ use tokio::sync::mpsc;
 
 use super::node::Node;
 
-/// How often to look whether anybody still wants to know, and the pause before another sentinel is tried.
+/// The interval at which the task looks whether the node still exists, and the pause before another sentinel is tried.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// Ends the connections to a server that the sentinels took the mastership from, as soon as they say so: such a server
-/// may still take itself for the master.
+/// Ends the connections to a former master as soon as the sentinels name another one: the former master may still
+/// accept writes.
 pub(crate) async fn follow(node: Weak<Node>) {
     loop {
         let Some(strong) = node.upgrade() else { return };
@@ -22,9 +31,10 @@ pub(crate) async fn follow(node: Weak<Node>) {
             Some(sentinels) => sentinels.listen(said).await,
             None => return,
         };
+        // While it waits, the task does not keep the node alive.
         drop(strong);
         if let Ok(connection) = followed {
-            // Between the look-ups of two connections it may have been somebody else's turn.
+            // The master may have changed while no sentinel was listened to, so it is asked for at once.
             let mut changed = true;
             loop {
                 if changed {

@@ -1,4 +1,4 @@
-//! Connections on which the server says who released what.
+//! Connections for messages about releases.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +9,19 @@ use redis::{RedisResult, Value};
 use crate::error::Fault;
 use dlock_core::backend::within;
 
-/// How long the answer to a command may take.
+/// The longest wait for the answer to a command.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
-/// What commands are sent on.
+/// A connection that is listened to, by its protocol.
 #[derive(Clone)]
 pub(crate) enum MessageConnection {
     Resp3(MultiplexedConnection),
-    /// A connection that is for messages only.
+    /// A connection that is used for messages only.
     Resp2(PubSubSink),
 }
 
 impl MessageConnection {
+    /// Subscribes to these channels.
     pub(crate) async fn subscribe(&self, names: &[Arc<str>]) -> Result<(), Fault> {
         let names = texts(names);
         match self.clone() {
@@ -29,6 +30,7 @@ impl MessageConnection {
         }
     }
 
+    /// Ends the subscriptions to these channels.
     pub(crate) async fn unsubscribe(&self, names: &[Arc<str>]) -> Result<(), Fault> {
         let names = texts(names);
         match self.clone() {
@@ -37,7 +39,7 @@ impl MessageConnection {
         }
     }
 
-    /// An answer of any kind proves that somebody is there.
+    /// Sends a ping. An answer of any kind, also a refusal, proves that the server is there.
     pub(crate) async fn ping(&self) -> Result<(), Fault> {
         let result = match self.clone() {
             Self::Resp3(mut line) => {
@@ -52,7 +54,7 @@ impl MessageConnection {
     }
 }
 
-/// The answer to a command, or that there was none for too long.
+/// Returns the answer to a command, or a fault if there is none in time.
 pub(crate) async fn in_time(command: impl Future<Output = RedisResult<()>>) -> Result<(), Fault> {
     match within(ANSWER, command).await {
         Some(result) => result.map_err(Fault::of),

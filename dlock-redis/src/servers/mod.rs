@@ -1,4 +1,18 @@
-//! The servers, and how requests get to them.
+//! The servers, and the routing of requests to them.
+//!
+//! ```text
+//!  Servers::carry_out(command)
+//!    | the node of the slot: the one server, or the master by the map of the cluster
+//!    v
+//!  Node::route             a connection of the calling runtime, else of another one;
+//!    |                     Node::replaced if an answer is overdue on it
+//!    v
+//!  Servers::exchange       Track::before, then Connection::carry_out
+//!    |- answered           done
+//!    |- not sent           once more
+//!    |- MOVED, ASK         once more at the named server, MOST_REDIRECTIONS tries in all
+//!    '- else               a failure; a server that is in doubt is looked up again
+//! ```
 
 mod cluster;
 mod connection;
@@ -37,10 +51,10 @@ use crate::request::{Answer, CallNumber};
 use crate::tracking::Tracking;
 use crate::url::{Endpoint, Topology};
 
-/// How often a request follows the servers of a cluster to where they send it.
+/// The most tries of one request: it follows the servers of a cluster to wherever they send it.
 const MOST_REDIRECTIONS: usize = 5;
 
-/// Finds the server for each request.
+/// The servers that keep the locks. Finds the server for each request.
 #[derive(Debug)]
 pub(crate) enum Servers {
     One(Arc<Node>),
@@ -48,6 +62,7 @@ pub(crate) enum Servers {
 }
 
 impl Servers {
+    /// Creates the servers of a configuration. No connection is opened.
     pub(crate) fn new(config: &Config, format: Format, tracking: &Arc<Tracking>) -> Self {
         let opener = Opener::to_servers(config);
         let together = !config.cluster;
@@ -64,7 +79,7 @@ impl Servers {
         }
     }
 
-    /// The server that is responsible for a slot.
+    /// Returns the server that is responsible for a slot.
     pub(crate) async fn node(&self, slot: u16, patience: Duration) -> Result<Arc<Node>, Failure> {
         match self {
             Self::One(node) => Ok(Arc::clone(node)),
@@ -72,7 +87,7 @@ impl Servers {
         }
     }
 
-    /// Has the server of a slot reached over a connection of this runtime too, which is opened in the background.
+    /// Opens a connection of this runtime to the server of a slot, in the background, unless there is one.
     pub(crate) fn prepare(&self, slot: u16, runtime: &Handle) {
         let node = match self {
             Self::One(node) => Some(Arc::clone(node)),
@@ -83,13 +98,12 @@ impl Servers {
         }
     }
 
-    /// Carries out a command on the server that is responsible for it, over a connection of the calling runtime or,
-    /// where none is to be had, of another. What is rarely needed is boxed here and below: each request allocates its
-    /// whole future.
+    /// Carries out a command on the server that is responsible for it, over a connection of the calling runtime or, if
+    /// it gets none, of another one. Rare steps are boxed here and below: each request allocates its whole future.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may still be carried out on the last connection that `track` knows.
+    /// When dropped, the command may still be carried out on the last connection that `track` knows.
     pub(crate) async fn carry_out(
         &self,
         command: Command<'_>,
@@ -98,10 +112,12 @@ impl Servers {
     ) -> Result<Reply, Failure> {
         let mut node = self.node(command.slot(), patience).await?;
         let mut asking = false;
+        // Each is repeated once: the second connection is a fresh one, and a third would be no better.
         let (mut unsent, mut was_replica) = (0, false);
         for _ in 0..MOST_REDIRECTIONS {
             let route = match node.route(patience).await {
-                // The other end may be gone without a word.
+                // The other end may have vanished without closing the connection. A request behind the overdue answer
+                // would wait as long.
                 Ok(route) if track.awaits(&route.connection) => {
                     Box::pin(node.replaced(route, patience)).await
                 }
@@ -112,7 +128,8 @@ impl Servers {
                 }
             };
             if route.connection.is_replica() && !command.suits_replicas() && !was_replica {
-                // It was so when the connection was opened, and may have been promoted since. Nothing was sent.
+                // The role was read when the connection was opened, and the server may have been promoted since.
+                // Nothing was sent: the connection is replaced once, and the role read again.
                 was_replica = true;
                 route.connection.end();
                 continue;
@@ -121,10 +138,13 @@ impl Servers {
                 Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
             };
+            // Before redirections: some refusals are answers, which their caller handles by another request.
             if let Some(answer) = command.answer_to(&fault) {
                 return Ok(Reply { answer, acknowledged: 0 });
             }
             match (&fault, self, fault.redirect()) {
+                // A request that was certainly not sent may be repeated. Any other fault without a redirection leaves
+                // it to the engine, which knows whether the outcome matters.
                 (Fault::Unsent(_), _, _) if unsent == 0 => unsent += 1,
                 (_, Self::Cluster(cluster), Some(redirect)) => {
                     node = cluster.redirected(&redirect, &Box::pin(node.endpoint()).await?);
@@ -136,11 +156,11 @@ impl Servers {
         Err(Failure::unavailable("the servers of the cluster do not agree on who serves the slot"))
     }
 
-    /// Sends a call that takes no lock.
+    /// Sends a call that takes no lock, and returns its value.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it is carried out if it was sent already.
+    /// When dropped, the call is carried out if it was sent already.
     pub(crate) async fn ask(&self, question: &Question<'_>, patience: Duration) -> Result<Value, Failure> {
         match self.carry_out(Command::Ask(question), patience, &mut Untracked).await?.answer {
             Answer::Value(value) => Ok(*value),
@@ -148,7 +168,7 @@ impl Servers {
         }
     }
 
-    /// All servers that grant locks.
+    /// Returns all servers that grant locks.
     pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, Failure> {
         match self {
             Self::One(node) => Ok(vec![Arc::clone(node)]),
@@ -167,7 +187,7 @@ impl Servers {
         route.connection.ask_all(calls).await.map_err(|fault| self.failed(&route, fault))
     }
 
-    /// Sends one plain command, such as a look at some of its names, to a server.
+    /// Sends one command to a server, not as a numbered call, for example a `SCAN`.
     pub(crate) async fn plain(
         &self,
         node: &Node,
@@ -180,7 +200,7 @@ impl Servers {
         reply.map_err(|error| self.failed(&route, Fault::of(error)))
     }
 
-    /// Follows the sentinels, on dlock's own thread, for as long as this is in use.
+    /// Follows the sentinels on dlock's own thread for as long as these servers are in use.
     pub(crate) fn watch(&self) -> Result<(), Failure> {
         match self {
             Self::One(node) if node.sentinels().is_some() => {
@@ -191,7 +211,7 @@ impl Servers {
         }
     }
 
-    /// Carries out a command on a given connection. When nobody waits for the answer any more, the connection has to
+    /// Carries out a command on a given connection. If its caller is dropped before the answer, the connection has to
     /// show within `patience` that it is alive.
     pub(crate) async fn exchange(
         &self,
@@ -200,14 +220,18 @@ impl Servers {
         (asking, patience): (bool, Duration),
         track: &mut impl Track,
     ) -> Result<Reply, Fault> {
+        // A replica that accepts writes would grant a lock that no master knows of. It is never asked for one.
         if route.connection.is_replica() && !command.suits_replicas() {
             return Err(Fault::Refused("READONLY by its own word".into()));
         }
+        // Noted before anything is sent, as this future may be dropped at the await below: an attempt that is in no
+        // account could not be withdrawn.
         track.before(route);
         let probe = ProbeOnDrop(Some((route, patience)));
         let result = route.connection.carry_out(command, asking).await;
         probe.cancel();
         match result {
+            // The outcome is open: the request stays in the account.
             Err(Fault::Cut(_)) => {}
             Err(Fault::Unsent(_)) => track.unsent(route),
             _ => track.after(route),
@@ -215,12 +239,12 @@ impl Servers {
         result
     }
 
-    /// Draws the consequences of a fault for where requests go next.
+    /// Decides what a fault means for the requests that follow, and returns the failure of this one.
     fn failed(&self, route: &Route, fault: Fault) -> Failure {
         match (&fault, fault.code()) {
-            // Its role was read a moment ago, and is read again by the next request.
+            // The role was read when the connection was opened a moment ago, and the next request reads it again.
             (_, Some("READONLY")) if route.connection.is_replica() => {}
-            // Not the master any more: it has to be looked up again.
+            // The server is not the master any more, and the master has to be looked up.
             (_, Some("READONLY" | "MASTERDOWN")) => {
                 route.connection.end();
                 self.distrust();
@@ -231,14 +255,14 @@ impl Servers {
         fault.into_failure()
     }
 
-    /// Has the servers looked up again before they are used next.
+    /// Looks the servers up again before they are used next.
     pub(crate) fn distrust(&self) {
         if let Self::Cluster(cluster) = self {
             cluster.distrust();
         }
     }
 
-    /// Where to listen for messages: on a cluster every server passes them on.
+    /// Returns a server to listen for messages at: on a cluster every server forwards them.
     pub(crate) async fn any(&self) -> Result<Endpoint, Failure> {
         match self {
             Self::One(node) => node.endpoint().await,
@@ -261,7 +285,7 @@ impl Servers {
     }
 }
 
-/// A request whose maker is cancelled without an answer has its connection probed.
+/// Probes the connection of a request whose caller is dropped before the answer.
 struct ProbeOnDrop<'a>(Option<(&'a Route, Duration)>);
 
 impl ProbeOnDrop<'_> {

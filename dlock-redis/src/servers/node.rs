@@ -1,16 +1,17 @@
-//! One server: for each runtime a connection, opened when it is needed and replaced when it fails.
+//! One server, with a connection for each runtime, which is opened when it is needed and replaced when it fails.
 //!
 //! | `State` of a runtime's connection | a request |
 //! |---|---|
 //! | `current` is open | goes over it |
-//! | none is open, and `refused` less than a second ago | goes over an open connection of another runtime; if there is none, as below |
+//! | none is open, and one was `refused` less than a second ago | goes over an open connection of another runtime; if there is none, as below |
 //! | none is open, `opening` | waits for the connection that is being opened, as long as its patience lasts |
 //! | none is open, none is being opened | has one opened, and waits for it as long as its patience lasts |
 //!
-//! A request that waited in vain goes over an open connection of another runtime, or fails.
+//! A request whose wait for a connection fails goes over an open connection of another runtime, or fails.
 //!
-//! A connection on which a maker got no answer is probed (`doubt`). If it does not answer, another one is opened and
-//! takes its place; the old one is retired, and stays for what has to follow on it.
+//! A connection whose caller is dropped without an answer is probed (`doubt`). If the connection does not answer the
+//! probe, another one is opened and takes its place; the old one is retired, and stays for the withdrawals that have to
+//! follow on it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,20 +29,20 @@ use super::wire::WireOptions;
 use crate::tracking::ConnectionTracking;
 use crate::url::Endpoint;
 
-/// What a probe may take at least and at most, beyond the time that replicas are waited for.
+/// The least and the most time for a probe, beyond the time that replicas are waited for.
 const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long none is opened ahead of its use, or while another one is open, after one was not to be had.
+/// The time after a refused connection during which none is opened ahead of its use, or while another one is open.
 const REST: Duration = Duration::from_secs(1);
 
-/// A server, by whatever address it has at the moment.
+/// A server, which may change its address under sentinels.
 #[derive(Debug)]
 pub(crate) struct Node {
     target: Arc<Target>,
     runtimes: Mutex<Vec<(Id, Arc<RuntimeConnection>)>>,
 }
 
-/// How to get a connection to a server.
+/// The address of a server and the way to open a connection to it.
 #[derive(Debug)]
 struct Target {
     address: Address,
@@ -49,11 +50,11 @@ struct Target {
     options: WireOptions,
 }
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Debug)]
 pub(crate) enum Address {
     Fixed(Endpoint),
-    /// Wherever the sentinels say that the master is.
+    /// The master that the sentinels name at the time.
     Sentinels(Box<Sentinels>),
 }
 
@@ -62,14 +63,14 @@ impl Node {
         Self { target: Arc::new(Target { address, opener, options }), runtimes: Mutex::default() }
     }
 
-    /// The connection of a runtime, which may not be open yet.
+    /// Returns the [`RuntimeConnection`] of a runtime, whose connection may not be open yet.
     fn of_runtime(&self, runtime: &Handle) -> Arc<RuntimeConnection> {
         let id = runtime.id();
         let mut runtimes = self.runtimes.lock();
         if let Some((_, found)) = runtimes.iter().find(|(other, _)| *other == id) {
             return Arc::clone(found);
         }
-        // A runtime that has ended took its connection with it.
+        // A runtime that has ended took its connection with it, and its entry is removed here.
         runtimes.retain(|(_, other)| other.is_used());
         let (target, runtime) = (Arc::clone(&self.target), runtime.clone());
         let new = Arc::new(RuntimeConnection { target, runtime, state: Mutex::default() });
@@ -77,12 +78,14 @@ impl Node {
         new
     }
 
-    /// The way from the calling runtime, for which a caller waits as long as `patience`. Where no connection is to be
-    /// had, the way over that of another runtime: a server that has no room for one more, or does not take the password
-    /// any more, still answers on those that are open. Such a server is not asked for one by each request: many refused
-    /// log-ins look like an attack.
+    /// Returns the route from the calling runtime, for which a caller waits as long as `patience`. If no connection can
+    /// be opened, returns the route over one of another runtime: a server that has no room for one more connection, or
+    /// does not accept the password any more, still answers on those that are open. Such a server is not asked for a
+    /// connection by each request: many refused log-ins look like an attack.
     pub(crate) async fn route(&self, patience: Duration) -> Result<Route, Failure> {
         let runtime = self.of_runtime(&keeper::current()?);
+        // An open connection of this runtime comes first, then one of another runtime if opening has just failed, then
+        // a new one.
         if runtime.open_connection().is_none()
             && runtime.was_refused()
             && let Some(elsewhere) = self.open_elsewhere(None)
@@ -95,23 +98,26 @@ impl Node {
         }
     }
 
-    /// Another way to the same server than this one, on which an answer is overdue; this one when no other is to be had
-    /// in time.
+    /// Returns another route to the same server than this one, on which an answer is overdue. Returns this one if no
+    /// other can be had in time.
     pub(crate) async fn replaced(&self, route: Route, patience: Duration) -> Route {
         if route.runtime.was_refused()
             && let Some(elsewhere) = self.open_elsewhere(Some(&route.connection))
         {
             return elsewhere;
         }
+        // The overdue connection is returned as a last resort: an answer behind the overdue one is better than no
+        // request.
         match route.runtime.replacement(&route.connection, patience).await {
             Some(connection) => Route { connection, ..route },
             None => self.open_elsewhere(Some(&route.connection)).unwrap_or(route),
         }
     }
 
-    /// The way over a connection that is open, to any runtime, but for this one, and for those to a server that the
-    /// sentinels do not name any more.
+    /// Returns the route over any open connection, of whatever runtime, but not over the connection `but`, and not to a
+    /// server that the sentinels do not name any more.
     fn open_elsewhere(&self, but: Option<&Arc<Connection>>) -> Option<Route> {
+        // A connection to a former master may still be open, and must not be used for a request of any runtime.
         let named = self.sentinels().and_then(Sentinels::named);
         self.runtimes.lock().iter().find_map(|(_, runtime)| {
             let (at, connection) = runtime.open_connection()?;
@@ -122,17 +128,17 @@ impl Node {
         })
     }
 
-    /// Has a connection opened on this runtime, in the background, unless there is one.
+    /// Opens a connection on this runtime in the background, unless there is one.
     pub(crate) fn prepare(&self, runtime: &Handle) {
         self.of_runtime(runtime).prepare();
     }
 
-    /// Closes all connections; the next request opens new ones.
+    /// Drops all connections. The next request opens new ones.
     pub(crate) fn close(&self) {
         self.runtimes.lock().clear();
     }
 
-    /// What the sentinels know, where there are any.
+    /// Returns the sentinels, if the server is found by them.
     pub(crate) fn sentinels(&self) -> Option<&Sentinels> {
         match &self.target.address {
             Address::Sentinels(sentinels) => Some(sentinels),
@@ -140,9 +146,10 @@ impl Node {
         }
     }
 
-    /// Ends the connections to a server that is the master no more.
+    /// Ends all connections but those to `master`: any other server is not the master any more.
     pub(crate) fn leave(&self, master: &Endpoint) {
         for (_, runtime) in self.runtimes.lock().iter() {
+            // Both locks are held, in the order of all other callers: first the list of runtimes, then one state.
             let mut state = runtime.state.lock();
             if state.current.as_ref().is_some_and(|(at, _)| at != master)
                 && let Some((_, connection)) = state.current.take()
@@ -152,7 +159,7 @@ impl Node {
         }
     }
 
-    /// Where the server is now.
+    /// Returns the current address of the server.
     pub(crate) async fn endpoint(&self) -> Result<Endpoint, Failure> {
         self.target.endpoint().await
     }
@@ -173,13 +180,16 @@ impl Target {
     async fn open(&self) -> Result<(Endpoint, Arc<Connection>), Failure> {
         let endpoint = self.endpoint().await?;
         let tracking = ConnectionTracking::new(&self.options.tracking);
-        let told = Arc::clone(&tracking);
-        let opened = self.opener.open(&endpoint, move |said| told.heard(&said)).await?;
+        // The account of tracked locks exists before the connection, which may report changes as soon as it is open.
+        let reports = Arc::clone(&tracking);
+        let opened = self.opener.open(&endpoint, move |said| reports.pushed(&said)).await?;
         let role = match &self.address {
-            // A replica that is part of a cluster sends everybody to its master, and a proxy speaks for many servers.
+            // A replica of a cluster redirects everything to its master, and a proxy stands for many servers: neither
+            // is asked for its role.
             Address::Fixed(_) if !self.options.together => Role::Unknown,
             _ => role::of(&opened, &endpoint, self.opener.timeout()).await?,
         };
+        // Sentinels may name a server whose role has not changed yet. A grant there would be lost when it does.
         if let Address::Sentinels(_) = &self.address {
             role.confirm_master(&endpoint)?;
         }
@@ -188,13 +198,15 @@ impl Target {
         Ok((endpoint, Arc::new(connection)))
     }
 
+    /// Returns the time for a probe: as long as the caller's patience within the bounds, and the time that a `WAIT`
+    /// before it may take.
     fn probe_limit(&self, patience: Duration) -> Duration {
         patience.clamp(PROBE.0, PROBE.1)
             + self.options.replicas.map_or(Duration::ZERO, |replicas| replicas.timeout)
     }
 }
 
-/// A connection, and whose it is.
+/// A connection, and the [`RuntimeConnection`] that it belongs to.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     pub(crate) runtime: Arc<RuntimeConnection>,
@@ -203,7 +215,7 @@ pub(crate) struct Route {
 
 type Opening = watch::Receiver<Option<Result<Arc<Connection>, Arc<Failure>>>>;
 
-/// The connection to one server from one runtime.
+/// The connection to one server from one runtime. See the [states](self).
 pub(crate) struct RuntimeConnection {
     target: Arc<Target>,
     runtime: Handle,
@@ -213,9 +225,9 @@ pub(crate) struct RuntimeConnection {
 #[derive(Default)]
 struct State {
     current: Option<(Endpoint, Arc<Connection>)>,
-    /// One that is being opened, for all who want one.
+    /// The connection that is being opened, for all requests that wait for one.
     opening: Option<Opening>,
-    /// When none was to be had.
+    /// The time at which the last try to open a connection failed.
     refused: Option<Instant>,
 }
 
@@ -226,23 +238,25 @@ impl State {
 }
 
 impl RuntimeConnection {
+    /// Returns `true` if a connection is open or being opened. A watch whose sender is gone was opened by a runtime
+    /// that ended.
     fn is_used(&self) -> bool {
         let state = self.state.lock();
         let opening = state.opening.as_ref().is_some_and(|opening| opening.has_changed().is_ok());
         opening || state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended())
     }
 
-    /// The connection, if it is open, and where to.
+    /// Returns the connection and its server, if it is open.
     fn open_connection(&self) -> Option<(Endpoint, Arc<Connection>)> {
         self.state.lock().current.as_ref().filter(|(_, open)| !open.is_ended()).cloned()
     }
 
-    /// Whether none was to be had a moment ago.
+    /// Returns `true` if no connection could be opened a moment ago.
     fn was_refused(&self) -> bool {
         self.state.lock().was_refused()
     }
 
-    /// Has one opened, unless it is open, or was not to be had a moment ago.
+    /// Opens a connection in the background, unless one is open, or could not be opened a moment ago.
     fn prepare(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let is_open = state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended());
@@ -251,7 +265,7 @@ impl RuntimeConnection {
         }
     }
 
-    /// Another connection than this one; `None` when none is to be had in time.
+    /// Returns another connection than this one; `None` if no other can be opened in time.
     async fn replacement(
         self: &Arc<Self>,
         of: &Arc<Connection>,
@@ -270,7 +284,9 @@ impl RuntimeConnection {
         opened.as_ref()?.as_ref().ok().cloned()
     }
 
+    /// Returns the open connection, or waits for the next to be opened.
     async fn connection(self: &Arc<Self>, patience: Duration) -> Result<Arc<Connection>, Failure> {
+        // Looked up and marked as opening under one lock, so that all requests of the runtime share one connection.
         let mut opening = {
             let mut state = self.state.lock();
             match &state.current {
@@ -291,8 +307,10 @@ impl RuntimeConnection {
         }
     }
 
-    /// Has a connection opened in the background, unless one is already being opened.
+    /// Opens a connection in the background, unless one is being opened already. The requests that wait for it may all
+    /// be dropped: the next one finds it open.
     fn open(self: &Arc<Self>, state: &mut State) -> Opening {
+        // A sender that is gone without a value belongs to a task whose runtime ended: opening starts again.
         if let Some(opening) = &state.opening
             && opening.has_changed().is_ok()
         {
@@ -302,6 +320,8 @@ impl RuntimeConnection {
         let this = Arc::clone(self);
         self.runtime.spawn(async move {
             let opened = guard_opening(this.target.open()).await.and_then(|opened| opened);
+            // The new connection is in place before the old one is retired, so that the requests that return unsent
+            // from there find this one.
             let (mut state, mut before) = (this.state.lock(), None);
             state.opening = None;
             state.refused = opened.is_err().then(Instant::now);
@@ -319,11 +339,14 @@ impl RuntimeConnection {
         opening
     }
 
-    /// Somebody waited for an answer on `connection` in vain. One that does not answer a probe either is replaced as
-    /// soon as another can be opened; until then, and for what has to follow on the same connection, it stays in use.
+    /// Probes a connection whose caller was dropped without an answer. A connection that does not answer the probe
+    /// either is replaced as soon as another one can be opened. Until then, and for the withdrawals that have to follow
+    /// on it, it stays in use.
     pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>, patience: Duration) {
         let (this, connection) = (Arc::clone(self), Arc::clone(connection));
         self.runtime.spawn(async move {
+            // The connection may have been replaced meanwhile, by another probe or by its end. Then there is nothing to
+            // do.
             if !connection.probe(this.target.probe_limit(patience)).await {
                 let mut state = this.state.lock();
                 let current =

@@ -1,4 +1,4 @@
-//! Opening one connection.
+//! The opening of connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use crate::existing::ConnectionTemplate;
 use crate::existing::Provider;
 use crate::url::{Credentials, Endpoint};
 
-/// How connections are opened.
+/// The settings by which connections are opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Opener {
     credentials: Credentials,
@@ -33,22 +33,22 @@ pub(crate) struct Opener {
     template: Option<ConnectionTemplate>,
     #[cfg(feature = "credentials")]
     provider: Option<Provider>,
-    /// The servers, or what stands before them, refused RESP3.
+    /// `true` once a server, or a proxy before it, refused RESP3.
     resp2: Arc<AtomicBool>,
 }
 
-/// An open connection, and whether it has ended.
+/// An open connection, and the flag that is set when it ends.
 pub(crate) struct Opened {
     pub(crate) connection: MultiplexedConnection,
     pub(crate) ended: Arc<AtomicBool>,
-    /// Whether the server can say something unasked on it.
+    /// `true` if the server can send messages of its own on the connection.
     pub(crate) resp3: bool,
 }
 
 type Listen = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
 impl Opener {
-    /// To the servers that keep the locks.
+    /// Returns the opener for the servers that keep the locks.
     pub(crate) fn to_servers(config: &Config) -> Self {
         Self {
             credentials: config.target.credentials.clone(),
@@ -62,7 +62,7 @@ impl Opener {
         }
     }
 
-    /// To the sentinels, which have credentials of their own and no databases.
+    /// Returns the opener for the sentinels, which have credentials of their own and no databases.
     pub(crate) fn to_sentinels(config: &Config) -> Self {
         Self {
             credentials: config.target.sentinel_credentials.clone(),
@@ -78,8 +78,8 @@ impl Opener {
         self.timeout
     }
 
-    /// Opens a connection that is driven by the calling runtime, or by dlock's own thread where that cannot. `listen`
-    /// gets what the server says unasked, where the protocol is RESP3.
+    /// Opens a connection that is driven by the calling runtime, or by dlock's own thread if that runtime cannot drive
+    /// it. `listen` gets the messages that the server sends of its own accord, if the protocol is RESP3.
     pub(crate) async fn open(
         &self,
         endpoint: &Endpoint,
@@ -93,12 +93,17 @@ impl Opener {
         keeper::open(opening).await?
     }
 
+    /// Opens a connection that is driven by the calling runtime: in RESP3, and in RESP2 where that is refused.
     async fn open_here(&self, endpoint: &Endpoint, listen: Listen) -> Result<Opened, Failure> {
         let ended = Arc::new(AtomicBool::new(false));
+        // A refusal is remembered for all later connections, so that only the first pays the second round trip. It is
+        // remembered only once RESP2 has succeeded, since a server that refuses everything says nothing about
+        // protocols.
         let refused = if self.resp2.load(Ordering::Relaxed) {
             None
         } else {
             let flag = Arc::clone(&ended);
+            // Set at the opening, so that no report of the server and no end of the connection is missed.
             let config = self.config().set_push_sender(move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
                     flag.store(true, Ordering::Release);
@@ -124,7 +129,7 @@ impl Opener {
         }
     }
 
-    /// Opens a connection for messages, which the server says to `push`, or where the protocol is RESP2 to the stream.
+    /// Opens a connection for messages. They go to `push`, or to the returned stream if the protocol is RESP2.
     pub(crate) async fn listen(
         &self,
         endpoint: &Endpoint,
@@ -149,7 +154,7 @@ impl Opener {
         Ok((MessageConnection::Resp2(sink), Some(messages)))
     }
 
-    /// The client with the credentials of this moment, for a connection that does not ask the provider itself.
+    /// Returns the client with the current credentials, for a connection that does not ask the provider itself.
     #[cfg(feature = "credentials")]
     async fn provided(&self, client: Client) -> RedisResult<Client> {
         let Some(provider) = &self.provider else { return Ok(client) };
@@ -172,6 +177,7 @@ impl Opener {
         self.in_time(endpoint, opening).await
     }
 
+    /// Bounds the opening of a connection by the connect timeout.
     async fn in_time<T>(&self, endpoint: &Endpoint, opening: impl Future<Output = T>) -> Result<T, Failure> {
         let late = || Failure::unavailable(format!("{endpoint}: no connection within {:?}", self.timeout));
         within(self.timeout, opening).await.ok_or_else(late)
@@ -179,7 +185,8 @@ impl Opener {
 
     fn config(&self) -> AsyncConnectionConfig {
         let config = AsyncConnectionConfig::new()
-            // Every request has a limit of its own, set by the engine, and what comes too late is not lost.
+            // The engine bounds every request, and a reply that comes after that bound is still read: it must not end
+            // the connection.
             .set_response_timeout(None)
             .set_connection_timeout(None)
             .set_pipeline_buffer_size(256);
@@ -214,6 +221,7 @@ impl Opener {
         if let Some(password) = &self.credentials.password {
             redis = redis.set_password(password);
         }
+        // A host that vanished without a word is noticed by the operating system, also on a connection that is idle.
         let keepalive =
             TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
@@ -235,7 +243,7 @@ impl Opener {
         Client::build_with_tls(info, redis::TlsCertificates { client_tls, root_cert: root })
     }
 
-    /// URLs that want TLS are refused when the feature is off.
+    /// Opens a client. URLs that ask for TLS are refused when the feature is off, and never get here.
     #[cfg(not(feature = "tls"))]
     fn tls_client(&self, info: redis::ConnectionInfo) -> RedisResult<Client> {
         let Certificates {} = self.certificates;
@@ -243,7 +251,8 @@ impl Opener {
     }
 }
 
-/// rustls panics when it cannot tell which provider to use. A choice of the program stands.
+/// Installs a default cryptography provider for rustls, which panics if it cannot choose one. A provider that the
+/// program has installed stays.
 #[cfg(feature = "tls")]
 fn choose_crypto() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {

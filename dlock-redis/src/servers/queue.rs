@@ -1,14 +1,23 @@
-//! Requests that wait to be sent together, and their makers, who wait for the replies.
+//! Requests that wait to be sent together, and their makers: the tasks that wait for the replies.
 //!
-//! Requests that share a call share one list of makers to wait in, so that a request costs no channel of its own. A
-//! request whose maker is cancelled before it is sent, is not sent.
+//! Requests that share a call share one list of makers, so that a request costs no channel of its own. A request whose
+//! maker is dropped before it is sent is not sent.
+//!
+//! ```text
+//!  push()             pop()                  answer(replies)
+//!    ---> Building ---------> Call, on the wire ---------> the makers are woken
+//!            |                 |
+//!            |                 '- a Pending is dropped: its maker is `Gone`, and its
+//!            |                    request is carried out all the same
+//!            '- a Pending is dropped: its request leaves a gap
+//! ```
 //!
 //! | `Maker` | its `Pending` | becomes |
 //! |---|---|---|
 //! | `New` | was not polled yet | `Waits` when it is polled, `Answered` when the reply comes first, `Gone` when it is dropped |
 //! | `Waits` | waits for the reply | `Answered` with the reply, `Gone` when it is dropped |
 //! | `Answered` | has not read the reply yet | `Gone` when it has, or is dropped |
-//! | `Gone` | is gone | stays so: a reply is thrown away, and nothing is sent again for it |
+//! | `Gone` | is gone | stays so: a reply is dropped, and its request is never sent again |
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -24,7 +33,7 @@ use super::wire::{Replies, Reply};
 use crate::error::Fault;
 use crate::request::Request;
 
-/// How many requests share one call at the most, so that no call keeps the server from others for long.
+/// The most requests in one call. A larger call would keep the server from its other clients for too long.
 const MOST_IN_A_CALL: usize = 32;
 
 /// The requests that wait to be sent, in the order of their makers.
@@ -32,13 +41,13 @@ const MOST_IN_A_CALL: usize = 32;
 pub(super) struct Queue {
     waiting: Mutex<Waiting>,
     news: Notify,
-    /// Requests that wait or are under way, queued or sent directly.
+    /// The number of requests that wait or are under way, queued or sent directly.
     open: AtomicUsize,
-    /// Whether several shared the last call.
+    /// `true` if several requests shared the last call.
     crowded: AtomicBool,
 }
 
-/// A call that goes past the queue, and counts as open until this is dropped.
+/// A call that bypasses the queue, and counts as open until this is dropped.
 pub(super) struct Direct<'a>(&'a Queue);
 
 impl Drop for Direct<'_> {
@@ -51,31 +60,33 @@ impl Drop for Direct<'_> {
 struct Waiting {
     calls: VecDeque<Building>,
     closed: bool,
-    /// Another connection is in its place.
+    /// `true` once another connection is in the place of this one.
     retired: bool,
 }
 
-/// A call that is not sent yet. A request that was taken back leaves a gap.
+/// A call that is not sent yet. A request that its maker took back leaves a gap, so that the others keep their
+/// positions.
 struct Building {
     makers: Arc<Makers>,
     requests: Vec<Option<Request>>,
 }
 
-/// A call that is to be sent.
+/// A call that was taken from the queue to be sent. Answers all its makers, also when it is dropped.
 pub(super) struct Call {
     queue: Arc<Queue>,
     makers: Arc<Makers>,
     pub(super) requests: Vec<Request>,
-    /// The place of each request among the makers.
+    /// The position of each request among the makers.
     places: Vec<usize>,
     answered: bool,
 }
 
-/// Those who wait for the replies to one call.
+/// The makers of the requests of one call. The list grows only when a maker is polled, dropped or answered.
 #[derive(Default)]
 struct Makers(Mutex<Vec<Maker>>);
 
 #[derive(Default)]
+/// The state of one maker, see the [table](self).
 enum Maker {
     #[default]
     New,
@@ -84,7 +95,7 @@ enum Maker {
     Answered(Result<Reply, Fault>),
 }
 
-/// A request's maker, waiting for the reply.
+/// A request's maker, which waits for the reply.
 ///
 /// Dropping it takes the request back if it was not sent yet.
 pub(super) struct Pending<'a> {
@@ -95,16 +106,19 @@ pub(super) struct Pending<'a> {
 }
 
 impl Queue {
-    /// Lets a request go directly if nothing waits or is under way. Where several shared the last call they are
-    /// likely to share the next one too, which costs less than one for the first of them and one for the others.
+    /// Lets a request bypass the queue if nothing waits or is under way. Where several requests shared the last call
+    /// they are likely to share the next one too, which costs less than one call for the first of them and one for the
+    /// others.
     pub(super) fn direct(&self) -> Option<Direct<'_>> {
+        // A wrong guess costs one request the time of the queue, and corrects itself with the next call.
         if self.crowded.load(Ordering::Relaxed) {
             return None;
         }
+        // One of several callers at once goes directly, and the others collect behind its call.
         self.open.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok().then(|| Direct(self))
     }
 
-    /// Lets a call go directly that shares none with others, and may overtake what is queued.
+    /// Lets a call bypass the queue that shares none with others, and may overtake the queued ones.
     pub(super) fn unbatched(&self) -> Direct<'_> {
         self.open.fetch_add(1, Ordering::AcqRel);
         Direct(self)
@@ -114,16 +128,19 @@ impl Queue {
         self.open.fetch_sub(count, Ordering::AcqRel);
     }
 
-    /// Adds a request; `None` when the queue is closed, or is only for withdrawals.
+    /// Adds a request. Returns `None` if the queue is closed, or open for withdrawals only.
     pub(super) fn push(&self, request: Request) -> Option<Pending<'_>> {
         let mut waiting = self.waiting.lock();
         if waiting.closed || waiting.retired && !request.step.withdraws() {
             return None;
         }
+        // Marked as queued before it can be popped: from then on the engine may give the request up, and knows whether
+        // it was sent.
         if let Some(clock) = &request.clock {
             clock.queued();
         }
         self.open.fetch_add(1, Ordering::AcqRel);
+        // The pump is notified by the first request only: it takes all that wait, and looks again after each call.
         let first = waiting.calls.is_empty();
         let building = match waiting.calls.back_mut() {
             Some(building) if building.has_room_for(&request) => building,
@@ -142,15 +159,16 @@ impl Queue {
         Some(Pending { queue: self, makers, place, answered: false })
     }
 
-    /// Resolves when there may be something to send, or the queue was closed.
+    /// Waits until there may be something to send, or the queue was closed.
     pub(super) async fn changed(&self) {
         self.news.notified().await;
     }
 
-    /// Takes the next call that somebody still wants.
+    /// Takes the next call that has a request left to send.
     pub(super) fn pop(self: &Arc<Self>) -> Option<Call> {
         let mut waiting = self.waiting.lock();
         loop {
+            // Under the lock: from here on, dropping a maker cannot take its request back any more.
             let Building { makers, requests } = waiting.calls.pop_front()?;
             let wanted = requests.into_iter().enumerate();
             let (places, requests): (Vec<_>, Vec<_>) = wanted
@@ -163,7 +181,8 @@ impl Queue {
         }
     }
 
-    /// One that the engine has given up while it waited must not be sent.
+    /// Returns `true` if the engine has not given the request up while it waited. The engine counts on it that such a
+    /// request is never sent.
     fn may_be_sent(&self, request: &Request) -> bool {
         let may = request.clock.as_ref().is_none_or(RequestClock::written);
         if !may {
@@ -172,7 +191,7 @@ impl Queue {
         may
     }
 
-    /// How many requests wait to be sent next.
+    /// Returns the number of requests in the next call, gaps included.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.lock().calls.front().map_or(0, |call| call.requests.len())
     }
@@ -181,15 +200,16 @@ impl Queue {
         self.waiting.lock().closed
     }
 
-    /// Accepts nothing more; what waits is still sent.
+    /// Accepts no more requests. Those that wait are still sent.
     pub(super) fn close(&self) {
         self.waiting.lock().closed = true;
         self.news.notify_one();
     }
 
-    /// Returns what waits to its makers, but for withdrawals, which follow what was sent on this connection. Accepts
-    /// nothing else from now on.
+    /// Returns the waiting requests to their makers, except for withdrawals, which have to follow the requests that
+    /// were sent on this connection. Accepts nothing but withdrawals from now on.
     pub(super) fn retire(&self, fault: &Fault) {
+        // `retired` is set under the lock that empties the queue, so that no request slips in behind.
         let mut returned = Vec::new();
         let mut waiting = self.waiting.lock();
         waiting.retired = true;
@@ -200,6 +220,7 @@ impl Queue {
                 }
             }
         }
+        // Makers are answered with the queue unlocked: a waker may run code that locks it.
         drop(waiting);
         self.done(returned.len());
         for (makers, place) in returned {
@@ -208,9 +229,10 @@ impl Queue {
         }
     }
 
-    /// Accepts nothing more, and answers what waits.
+    /// Accepts no more requests, and answers those that wait with this fault.
     pub(super) fn fail(self: &Arc<Self>, fault: &Fault) {
         self.close();
+        // Closed first: nothing can be pushed behind the last call.
         while let Some(call) = self.pop() {
             let replies = smallvec![Err(fault.clone()); call.requests.len()];
             call.answer(replies);
@@ -219,9 +241,9 @@ impl Queue {
 }
 
 impl Building {
-    /// Whether there is room, and no other request of the same lock. Tracked renewals share a call with nothing else:
-    /// for a read of a script, servers up to Redis 7.0 remember all keys of the call, and would track what was
-    /// not to be tracked.
+    /// Returns `true` if there is room, and no other request for the same lock. Tracked renewals share a call with
+    /// nothing else: up to Redis 7.0 a server remembers all keys of a call for a read within its script, and would
+    /// track locks that are not to be tracked.
     fn has_room_for(&self, request: &Request) -> bool {
         let conflicts = |other: &Request| {
             other.step.is_tracked() != request.step.is_tracked()
@@ -232,22 +254,25 @@ impl Building {
 }
 
 impl Call {
-    /// Whether the maker of a request has gone.
+    /// Returns `true` if the maker of a request is gone.
     pub(super) fn is_unwanted(&self, index: usize) -> bool {
         self.places
             .get(index)
             .is_none_or(|place| matches!(self.makers.0.lock().get(*place), Some(Maker::Gone)))
     }
 
-    /// Answers all.
+    /// Answers all makers.
     pub(super) fn answer(mut self, replies: Replies) {
-        self.tell(replies);
+        self.deliver(replies);
     }
 
-    fn tell(&mut self, replies: Replies) {
+    fn deliver(&mut self, replies: Replies) {
         self.answered = true;
         self.queue.crowded.store(self.places.len() > 1, Ordering::Relaxed);
+        // Before the makers are woken: a maker that asks again at once has to see that nothing is under way.
         self.queue.done(self.places.len());
+        // Locked once for the whole call. The wakers run when it is unlocked again: a maker that runs at once locks it
+        // to read its reply.
         let mut makers = self.makers.0.lock();
         let mut wakers = Vec::with_capacity(replies.len());
         for (place, reply) in self.places.iter().zip(replies) {
@@ -259,11 +284,11 @@ impl Call {
 }
 
 impl Drop for Call {
-    /// The runtime that drives it has ended.
+    /// Answers the makers if the runtime that drives the connection ended before the replies.
     fn drop(&mut self) {
         if !self.answered {
             let fault = Fault::Cut("its runtime is gone".into());
-            self.tell(smallvec![Err(fault); self.places.len()]);
+            self.deliver(smallvec![Err(fault); self.places.len()]);
         }
     }
 }
@@ -283,6 +308,7 @@ impl Future for Pending<'_> {
                     waker.clone_from(cx.waker());
                     return Poll::Pending;
                 }
+                // Stored at the first poll: a request that is answered before it costs no waker.
                 maker @ (Maker::New | Maker::Gone) => {
                     *maker = Maker::Waits(cx.waker().clone());
                     return Poll::Pending;
@@ -303,6 +329,8 @@ impl Drop for Pending<'_> {
         if self.answered {
             return;
         }
+        // The request first: either it is taken back here, or it was popped already, and then the mark on its maker
+        // keeps it from being sent again.
         let mut waiting = self.queue.waiting.lock();
         let unsent = waiting.calls.iter_mut().find(|call| Arc::ptr_eq(&call.makers, &self.makers));
         if let Some(request) = unsent.and_then(|call| call.requests.get_mut(self.place)) {
@@ -318,13 +346,14 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// Answers one of them. Returns what wakes it.
+/// Stores the reply to one maker. Returns its waker, if it waits.
 fn answer(makers: &mut Vec<Maker>, place: usize, reply: Result<Reply, Fault>) -> Option<Waker> {
     if makers.len() <= place {
         makers.resize_with(place + 1, Maker::default);
     }
     match std::mem::replace(&mut makers[place], Maker::Answered(reply)) {
         Maker::Waits(waker) => Some(waker),
+        // The maker gave the request up, and its claim withdraws what it took.
         Maker::Gone => {
             makers[place] = Maker::Gone;
             None

@@ -1,4 +1,4 @@
-//! What a server is: a master, or a replica, which may be one that can be written to.
+//! The role of a server: a master, or a replica, which may accept writes as well.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use super::sentinel::answer;
 use crate::request::text;
 use crate::url::Endpoint;
 
-/// What a server says that it is.
+/// The role that a server reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Master,
     Replica,
-    /// It does not say so, or not to this user.
+    /// The server does not report its role, or not to this user.
     Unknown,
 }
 
 impl Role {
-    /// Refuses a server that the sentinels name and that is not the master. One that was it may not know yet that it no
-    /// longer is; one that is to become it may not know yet that it will, which is found out by this.
+    /// Refuses a server that the sentinels name and that is not the master. A former master may not know yet that it
+    /// was replaced. A future master may not know yet that it is to be one, which this check finds.
     pub(super) fn confirm_master(self, endpoint: &Endpoint) -> Result<(), Failure> {
         match self {
             Self::Master => Ok(()),
@@ -38,8 +38,8 @@ impl Role {
     }
 }
 
-/// Asks a server for its role: by `HELLO`, which every user may use, and where it is spoken to in RESP2 by `ROLE`, or
-/// else by `INFO`.
+/// Asks a server for its role: by `HELLO`, which every user may use. A server that is spoken to in RESP2 is asked by
+/// `ROLE`, and then by `INFO`.
 pub(super) async fn of(opened: &Opened, endpoint: &Endpoint, limit: Duration) -> Result<Role, Failure> {
     let words: &[&[&str]] = match opened.resp3 {
         true => &[&["HELLO", "3"]],
@@ -51,13 +51,14 @@ pub(super) async fn of(opened: &Opened, endpoint: &Endpoint, limit: Duration) ->
         match answer(&opened.connection, &question, limit, endpoint).await {
             Ok(reply) => return Ok(role_in(&reply)),
             Err(failure) if failure.is_transient() => return Err(failure),
-            // Such as a command that this user may not use.
+            // For example the user may not use this command: the next one is tried.
             Err(_) => {}
         }
     }
     Ok(Role::Unknown)
 }
 
+/// Reads the role in the reply to any of these commands.
 fn role_in(reply: &Value) -> Role {
     let role = match reply {
         Value::Map(fields) => {

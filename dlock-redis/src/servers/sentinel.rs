@@ -1,4 +1,4 @@
-//! Where the master is, by what the sentinels say.
+//! The address of the master, as the sentinels report it.
 
 use std::time::Duration;
 
@@ -18,23 +18,24 @@ pub(crate) struct Sentinels {
     addresses: Vec<Endpoint>,
     service: String,
     opener: Opener,
-    /// The sentinel that answered last, asked first the next time.
+    /// The position of the sentinel that answered last, which is asked first the next time.
     preferred: Mutex<usize>,
-    /// What was named last.
+    /// The master that was named last.
     named: Mutex<Option<Endpoint>>,
 }
 
 impl Sentinels {
+    /// Creates the sentinels of a service. None is asked.
     pub(crate) fn new(addresses: Vec<Endpoint>, service: String, opener: Opener) -> Self {
         Self { addresses, service, opener, preferred: Mutex::new(0), named: Mutex::new(None) }
     }
 
-    /// The address of the master by the last answer.
+    /// Returns the address of the master by the last answer.
     pub(crate) fn named(&self) -> Option<Endpoint> {
         self.named.lock().clone()
     }
 
-    /// The address of the master, from the first sentinel that knows it.
+    /// Returns the address of the master by the first sentinel that knows it.
     pub(crate) async fn master(&self) -> Result<Endpoint, Failure> {
         let first = *self.preferred.lock();
         let count = self.addresses.len();
@@ -52,12 +53,12 @@ impl Sentinels {
         Err(last.unwrap_or_else(|| Failure::invalid_config("the URL names no sentinel")))
     }
 
-    /// A connection to a sentinel that tells of each change of a master.
+    /// Opens a connection to a sentinel, which sends a message at each change of a master.
     pub(crate) async fn listen(
         &self,
         said: mpsc::UnboundedSender<PushInfo>,
     ) -> Result<MultiplexedConnection, Failure> {
-        // Asking first finds one that is there.
+        // The question finds a sentinel that can be reached.
         self.master().await?;
         let position = *self.preferred.lock();
         let sentinel = &self.addresses[position];
@@ -69,6 +70,7 @@ impl Sentinels {
         }
     }
 
+    /// Asks one sentinel, over a connection of its own.
     async fn ask(&self, sentinel: &Endpoint) -> Result<Endpoint, Failure> {
         let opened = self.opener.open(sentinel, |_| {}).await?;
         let mut ask = redis::cmd("SENTINEL");
@@ -89,7 +91,7 @@ impl Sentinels {
     }
 }
 
-/// The answer to a question that changes nothing.
+/// Returns the answer to a question that changes nothing.
 pub(crate) async fn answer(
     connection: &MultiplexedConnection,
     question: &redis::Cmd,
@@ -103,7 +105,7 @@ pub(crate) async fn answer(
         Some(Err(error)) => {
             let failure = Fault::of(error).into_failure();
             let message = format!("{endpoint}: {}", failure.message());
-            // A question that was cut off changed nothing either.
+            // A question whose answer was lost changed nothing either: the outcome is never unknown.
             Err(if failure.is_transient() {
                 Failure::unavailable(message)
             } else {

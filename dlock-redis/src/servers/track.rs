@@ -1,22 +1,22 @@
-//! Which connections a request may be under way on.
+//! The account of the connections on which a request may be under way.
 
 use std::sync::Arc;
 
 use super::{Connection, Route};
 
-/// Keeps account of the connections that a request may be under way on.
+/// Keeps account of the connections on which a request may be under way.
 pub(crate) trait Track: Send {
-    /// Whether an answer is overdue on this connection.
+    /// Returns `true` if an answer is overdue on this connection.
     fn awaits(&self, connection: &Arc<Connection>) -> bool;
-    /// Notes that a request is about to go over this connection.
+    /// Notes that a request is about to be sent over this connection.
     fn before(&mut self, route: &Route);
-    /// Notes that it was not sent after all.
+    /// Notes that the request was not sent after all.
     fn unsent(&mut self, route: &Route);
-    /// Notes that everything that went over this connection has been answered.
+    /// Notes that every request on this connection was answered.
     fn after(&mut self, route: &Route);
 }
 
-/// Keeps no account.
+/// The account of requests that take nothing: none is kept.
 pub(crate) struct Untracked;
 
 impl Track for Untracked {

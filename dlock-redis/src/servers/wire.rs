@@ -1,4 +1,4 @@
-//! What goes over a connection, and what came back.
+//! The calls on a connection, and their replies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,28 +16,28 @@ use crate::format::Format;
 use crate::request::{Answer, By, CallNumber, Request};
 use crate::tracking::Tracking;
 
-/// What came back for one request.
+/// The reply to one request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reply {
     pub(crate) answer: Answer,
-    /// How many replicas know what the request changed, where that was asked.
+    /// The number of replicas that acknowledged the change, if the server was asked.
     pub(crate) acknowledged: u32,
 }
 
-/// What came back for each request of a call.
+/// The replies to each request of a call.
 pub(super) type Replies = SmallVec<[Result<Reply, Fault>; 1]>;
 
-/// How requests are put on the wire.
+/// The settings of all connections to the servers of one client.
 #[derive(Clone, Debug)]
 pub(crate) struct WireOptions {
     pub(crate) format: Format,
-    /// Whether requests for different locks may share a call: not on a cluster, where each lock has its slot.
+    /// `true` if requests for different locks may share a call. Not on a cluster, where each lock has its slot.
     pub(crate) together: bool,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) tracking: Arc<Tracking>,
 }
 
-/// The connection and how it is written to.
+/// A connection, and the settings and numbers of the calls on it.
 #[derive(Clone)]
 pub(super) struct Wire {
     pub(super) connection: MultiplexedConnection,
@@ -50,19 +50,21 @@ impl Wire {
         Self { connection, options, calls: Arc::new(AtomicU32::new(first_number())) }
     }
 
+    /// Returns the number of the next call.
     fn number(&self) -> CallNumber {
         CallNumber(self.calls.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Carries out a command, and again what the server refused of it: with the text of a script that it does not know.
-    /// Not what `is_unwanted` by now.
+    /// Carries out a command, and repeats the requests that the server refused for the form of the call: with the
+    /// script's text if the server does not know it, and one by one if the user has no right to one of the keys. Leaves
+    /// out those that are `is_unwanted` by now.
     pub(super) async fn carry_out(
         &self,
         command: Command<'_>,
         asking: bool,
         is_unwanted: &(dyn Fn(usize) -> bool + Sync),
     ) -> Replies {
-        // After a redirection by the text at once: the server has hardly seen it yet, and this is rare.
+        // After `ASK` by the text at once: that server has hardly seen the script yet, and redirections are rare.
         let by = if asking { By::Text } else { By::Hash };
         let replies = self.send(command, by, asking).await;
         if asking || matches!(command, Command::Ask(_)) || replies.iter().all(Result::is_ok) {
@@ -71,6 +73,7 @@ impl Wire {
         Box::pin(self.repeat_refused(command, replies, is_unwanted)).await
     }
 
+    /// Repeats the requests that were refused for the form of the call.
     async fn repeat_refused(
         &self,
         command: Command<'_>,
@@ -78,11 +81,13 @@ impl Wire {
         is_unwanted: &(dyn Fn(usize) -> bool + Sync),
     ) -> Replies {
         let mut unbatched = false;
-        // The server refuses a whole call where this user has no right to one of its keys.
+        // In this order: a call refused for one key is split first, and each part may then turn out to lack the script.
+        // The server refuses a whole call if the user has no right to one of its keys.
         for (code, by) in [("NOPERM", By::Hash), ("NOSCRIPT", By::Text)] {
             let refused: Vec<usize> = (0..replies.len())
                 .filter(|index| matches!(&replies[*index], Err(fault) if fault.code() == Some(code)))
-                // A request that was cancelled meanwhile may be about to withdraw, which must not be overtaken.
+                // The caller of a cancelled request may be about to send its withdrawal, which this request must not
+                // overtake.
                 .filter(|index| !is_unwanted(*index))
                 .collect();
             match command {
@@ -103,8 +108,10 @@ impl Wire {
         replies
     }
 
-    /// Sends a command once, and waits for what comes of it.
+    /// Sends a command once, as one call, and returns the replies.
     async fn send(&self, command: Command<'_>, by: By, asking: bool) -> Replies {
+        // A withdrawal needs no acknowledgement: a replica that does not know of it keeps the lock until the lease
+        // ends, and grants nothing.
         let replicas = self.options.replicas.filter(|_| command.grants());
         let together = self.options.together || command.answers() == 1;
         if !together || replicas.is_some() || asking {
@@ -116,7 +123,7 @@ impl Wire {
         self.read(command, number, reply, 0)
     }
 
-    /// Sends a command once, in several commands of the protocol, and waits for what comes of it.
+    /// Sends a command once, as several commands of the protocol, and returns the replies.
     async fn send_several(
         &self,
         command: Command<'_>,
@@ -124,6 +131,8 @@ impl Wire {
         (together, asking): (bool, bool),
         replicas: Option<Replicas>,
     ) -> Replies {
+        // On a cluster each request is a call of its own, since the keys of one call have to lie in one slot. All calls
+        // still go out together.
         let parts = match command {
             Command::Each(requests) if !together => requests.chunks(1).map(Command::Each).collect(),
             command => vec![command],
@@ -139,6 +148,7 @@ impl Wire {
         }
     }
 
+    /// Reads the reply to a call.
     fn read(
         &self,
         command: Command<'_>,
@@ -174,7 +184,8 @@ impl Wire {
         replies.collect()
     }
 
-    /// Puts calls on the wire, all at once. Returns the replies, and how many replicas know of the changes.
+    /// Puts calls on the wire, all at once. Returns the replies, and the number of replicas that acknowledged the
+    /// changes.
     async fn exchange(
         &self,
         calls: impl IntoIterator<Item = Cmd>,
@@ -182,6 +193,7 @@ impl Wire {
         replicas: Option<Replicas>,
     ) -> Result<(Vec<Value>, u32), Fault> {
         let mut pipeline = redis::pipe();
+        // `ASKING` holds for the next command only, so it is sent in the same pipeline.
         if asking {
             pipeline.cmd("ASKING");
         }
@@ -189,13 +201,15 @@ impl Wire {
             pipeline.add_command(call);
         }
         if let Some(replicas) = replicas {
-            // Behind the script and on the same connection: it tells of what was written on this connection only.
+            // Behind the script and on the same connection: `WAIT` counts the replicas that know what was written on
+            // its own connection only.
             let limit = u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX);
             pipeline.cmd("WAIT").arg(replicas.count).arg(limit);
         }
         let count = pipeline.len();
         let mut connection = self.connection.clone();
         let mut replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
+        // Fewer or more replies cannot be assigned to their calls any more.
         if replies.len() != count {
             return Err(senseless());
         }
@@ -207,7 +221,8 @@ impl Wire {
     }
 }
 
-/// Connections begin anywhere, so that a reply of another one is hardly taken for one's own.
+/// Returns the number of a connection's first call. It is random, so that a reply that belongs to another connection
+/// hardly ever has the number of a call on this one.
 fn first_number() -> u32 {
     u32::try_from(Entropy::new().below(1 << 31)).unwrap_or(0)
 }
@@ -219,7 +234,7 @@ fn answered(answer: Answer, acknowledged: u32) -> Result<Reply, Fault> {
     }
 }
 
-/// What came of the call with this number, or why there is nothing.
+/// Returns the result of the call with this number, or the fault: a server error, or a reply to another call.
 fn result_of(number: CallNumber, reply: Value) -> Result<Value, Fault> {
     match reply {
         Value::ServerError(error) => Err(Fault::of(error.into())),

@@ -1,8 +1,15 @@
-//! Looks at locks that others change too: readers, permits, and what is waited for in line.
+//! Looks at locks that other clients change too: of readers, of permits, and with a queue of waiters.
 //!
-//! Such a lock changes whenever one of them comes, goes, renews or asks. A look reads whether this client's holds are
-//! there, over the connection that is tracked, and changes nothing, so that it causes no other one. Only a hold that it
-//! does not find is renewed, which says what has become of it. One look is for all holds of this client under a name.
+//! Such a lock changes whenever one of its holders or waiters comes, goes, renews or asks. A look reads whether this
+//! client's holds are there, over the tracked connection, and changes nothing, so that it causes no other look. Only a
+//! hold that it does not find is renewed, and the answer says what has become of it. One look serves all holds of this
+//! client under a name.
+//!
+//! | [`Pace`] | `asked` | `under_way` | becomes |
+//! |---|---|---|---|
+//! | quiet | no | no | due at a change (`ask`), which starts a task |
+//! | due | yes | yes | looking, once the pause is over (`looks`) |
+//! | looking | no | yes | due at a change; quiet at the end of the look, and the task ends |
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,21 +23,22 @@ use tokio::time::Instant;
 
 use crate::request::Probe;
 
-/// The pause after the first look. It doubles from each to the next, up to a twelfth of the lease, and is as short
-/// again after two pauses without a look.
+/// The pause after the first look. It doubles from look to look, up to a twelfth of the lease, and is this short again
+/// after two pauses without a look.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// How long an answer to a look is waited for at the most.
+/// The longest wait for the answer to a look.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// So many probes share a call, unless one hold has more: none is to keep the server from others for long.
+/// The most probes in one call, unless one hold has more. A larger call would keep the server from its other clients
+/// for too long.
 const AT_ONCE: usize = 256;
 
-/// Asks whether each of these finds something, over a connection that is tracked; `None` where nothing can be learned.
+/// Asks over a tracked connection whether each probe finds its hold. Returns `None` if nothing can be learned.
 pub(crate) type Ask =
     Box<dyn Fn(Vec<Probe>, Duration) -> BoxFuture<'static, Option<Vec<bool>>> + Send + Sync>;
 
-/// What shows that a claim has what it holds.
+/// The reads that show whether a claim still has what it holds.
 pub(crate) struct Probes {
-    /// Where the claim is renewed.
+    /// The runtime on which the claim is renewed.
     pub(crate) runtime: Option<Handle>,
     pub(crate) lease: Duration,
     pub(crate) list: Vec<Probe>,
@@ -44,7 +52,7 @@ impl fmt::Debug for Probes {
 }
 
 impl Probes {
-    /// The names whose changes matter.
+    /// Returns the names whose changes concern the hold.
     pub(super) fn names(&self) -> SmallVec<[Arc<str>; 1]> {
         let mut names = SmallVec::new();
         for probe in &self.list {
@@ -56,33 +64,33 @@ impl Probes {
     }
 }
 
-/// A hold, and how to see what a change means to it.
+/// A hold, and the probes that show what a change means to it.
 #[derive(Clone, Debug)]
 pub(super) struct Watched {
     pub(super) signal: Signal,
-    /// What shows that it has the lock still, where others change the lock too.
+    /// The probes of a hold whose lock other clients change too. `None` for an exclusive lock.
     pub(super) probes: Option<Arc<Probes>>,
 }
 
-/// When what has one name is looked at.
+/// The times at which one name is looked at.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// A change that no look has seen that was sent since.
+    /// `true` if a change was noted after the last look was sent.
     pub(super) asked: bool,
-    /// A task looks at it, and goes on as long as it is asked to.
+    /// `true` while a task looks at the name.
     pub(super) under_way: bool,
     not_before: Option<Instant>,
     pause: Duration,
 }
 
 impl Pace {
-    /// Notes a change; whether somebody has to begin to look.
+    /// Notes a change. Returns `true` if the caller has to start a task that looks.
     pub(super) fn ask(&mut self) -> bool {
         self.asked = true;
         !std::mem::replace(&mut self.under_way, true)
     }
 
-    /// Whether a look is asked for, and when it may be.
+    /// Returns the earliest time of the next look, if one is asked for.
     pub(super) fn due(&self) -> Option<Instant> {
         self.asked.then(|| self.not_before.unwrap_or_else(Instant::now))
     }
@@ -90,6 +98,7 @@ impl Pace {
     /// Notes that a look is about to be sent.
     pub(super) fn looks(&mut self, longest: Duration) {
         let now = Instant::now();
+        // Two pauses: one until the next look was allowed, and one more in which none was asked for.
         let quiet = self.not_before.is_none_or(|not_before| now > not_before + self.pause);
         self.pause = if quiet { FIRST_PAUSE } else { (self.pause * 2).min(longest).max(FIRST_PAUSE) };
         self.asked = false;
@@ -97,7 +106,7 @@ impl Pace {
     }
 }
 
-/// The holds in parts that share a call.
+/// Splits the holds into the parts that share a call.
 pub(super) fn parts(holds: &[Watched]) -> impl Iterator<Item = &[Watched]> {
     let mut rest = holds;
     std::iter::from_fn(move || {
@@ -114,13 +123,14 @@ pub(super) fn parts(holds: &[Watched]) -> impl Iterator<Item = &[Watched]> {
     })
 }
 
-/// Looks at these, and returns those that are to be renewed: all of them where nothing can be learned.
+/// Looks at these holds and returns those to renew: all of them if nothing can be learned.
 pub(super) async fn look_at(holds: &[Watched]) -> Vec<&Watched> {
     let each = || holds.iter().flat_map(|hold| hold.probes.as_deref().map(|probes| (hold, probes)));
     let Some((_, first)) = each().next() else { return Vec::new() };
     let list = each().flat_map(|(_, probes)| probes.list.iter().cloned()).collect();
     let patience = (first.lease / 4).min(PATIENCE);
     let asked = within(patience, (first.ask)(list, patience)).await;
+    // A renewal asks the server too, and has the engine's handling of unknown outcomes.
     let Some(Some(found)) = asked else { return holds.iter().collect() };
     let (mut found, mut gone) = (&found[..], Vec::new());
     for (hold, probes) in each() {

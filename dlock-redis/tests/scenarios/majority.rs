@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use dlock_core::{ErrorKind, Guard, Held, Locks, Quorum, QuorumBuilder, Result};
+use dlock_core::{ErrorKind, Guard, Held, Locks, Result};
+use dlock_quorum::{Quorum, QuorumBuilder};
 use dlock_redis::{Redis, RedisBuilder};
 use dlock_rig::servers::redis::RedisServer;
 use tokio::task::JoinSet;

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_core::{ErrorKind, Guard, Locks, Quorum, Wait};
+use dlock_core::{ErrorKind, Guard, Locks, Wait};
+use dlock_quorum::Quorum;
 use dlock_redis::Redis;
 use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;

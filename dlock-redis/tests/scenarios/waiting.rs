@@ -267,3 +267,30 @@ async fn a_busy_error_names_a_holder_also_when_the_newest_of_several_has_left() 
     assert_eq!(error.holder().and_then(|holder| holder.pid), Some(std::process::id()), "{error}");
     first.release().await.unwrap();
 }
+
+/// Nor is anything left of the many questions that it has asked.
+#[tokio::test]
+async fn an_observer_of_an_election_has_one_subscription_and_leaves_none() {
+    let server = RedisServer::start().unwrap();
+    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
+    let interval = LONG * 10;
+    let mut observers: Vec<_> =
+        (0..3).map(|_| theirs.election("room").changes().with_interval(interval)).collect();
+    for observer in &mut observers {
+        assert!(observer.next().await.unwrap().is_none());
+    }
+    until_heard(&server).await;
+    assert_eq!(server.channels(), ["dlock:room#term"]);
+    let term = ours.election("room").campaign().next().await.unwrap();
+    for observer in &mut observers {
+        assert!(soon("the term", observer.next()).await.unwrap().is_some());
+    }
+    // What was missed meanwhile is asked about once the server tells again.
+    assert_eq!(server.command::<u32>(&["CLIENT", "KILL", "TYPE", "pubsub"]), 1, "one connection listens");
+    term.resign().await.unwrap();
+    for observer in &mut observers {
+        assert!(soon("its end", observer.next()).await.unwrap().is_none());
+    }
+    drop(observers);
+    until("the channel to be left", || server.channels().is_empty()).await;
+}

@@ -351,6 +351,9 @@ impl<S: Server> Connections<S> {
     /// Closes what is open, and opens no more. Waits a little for what is under way.
     pub(crate) async fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::Release);
+        if let Some(releases) = self.server.releases() {
+            releases.close();
+        }
         let connections = Arc::clone(self);
         let Ok(keeper) = keeper::runtime() else { return };
         let closing = keeper.spawn(async move {

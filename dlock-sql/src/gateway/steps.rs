@@ -1,5 +1,7 @@
 //! What is done on a connection.
 
+use dlock_core::Key;
+
 use crate::driver::Conn;
 use crate::protocol::SqlResult;
 use crate::server::Server;
@@ -41,4 +43,5 @@ pub(crate) use steps;
 steps! { Server:
     Mark() -> Option<String> = mark(), false, true;
     Ping() -> i64 = ping(), false, true;
+    Announce(key: Key) -> () = announce(key), false, false;
 }

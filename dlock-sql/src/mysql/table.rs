@@ -6,6 +6,7 @@ use super::failure::{MISTYPED, UNKEYED, UNTRANSACTED, VIEW};
 use crate::protocol::SqlResult;
 
 /// Refuses a table whose rows cannot be locked.
+#[cfg(feature = "tx")]
 pub(crate) async fn check_engine(on: &mut MySqlConnection, table: &str) -> SqlResult<()> {
     let why = engine(&created(on, table).await?);
     why.map_or(Ok(()), |why| Err(sqlx::Error::Configuration(why.replace("{table}", table).into())))

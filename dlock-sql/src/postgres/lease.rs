@@ -10,7 +10,6 @@ use super::answers::{bytes, holder, placed, released, taken};
 use super::server::PostgresServer;
 use super::values::Value;
 use crate::protocol::{Ask, Lease, Pruned, Released, RowIdentity, SqlResult, Taken};
-use crate::releases::Releases;
 use crate::rows::LeaseTable;
 use crate::server::Server;
 use crate::text::{micros, unhex};
@@ -162,9 +161,5 @@ impl LeaseTable for PostgresServer {
     async fn await_release(&self, on: &mut PgConnection, key: &Key) -> SqlResult<bool> {
         let rows = self.all(on, &self.statements.await_release, &[Value::Bytes(bytes(key))]).await?;
         rows.first().map_or(Ok(false), |row| row.try_get(0))
-    }
-
-    fn releases(&self) -> Option<&Releases> {
-        self.releases.as_ref()
     }
 }

@@ -19,7 +19,7 @@ use crate::driver::Driver;
 use crate::failure::{Fault, READ_ONLY};
 use crate::findings::{Facts, Judge};
 use crate::protocol::{Schemas, SqlResult};
-use crate::releases::{Releases, channel};
+use crate::releases::{Releases, announced_channel, channel};
 use crate::server::Server;
 use crate::settings::Settings;
 use crate::table::TableName;
@@ -237,5 +237,14 @@ impl Server for PostgresServer {
 
     async fn ping(&self, on: &mut PgConnection) -> SqlResult<i64> {
         sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
+    }
+
+    async fn announce(&self, on: &mut PgConnection, key: &Key) -> SqlResult<()> {
+        let statement = format!("NOTIFY {}", announced_channel(&self.table, key));
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(on).await.map(drop)
+    }
+
+    fn releases(&self) -> Option<&Releases> {
+        self.releases.as_ref()
     }
 }

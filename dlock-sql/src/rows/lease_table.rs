@@ -10,7 +10,6 @@ use super::line::LineSeen;
 use super::shares::{Resized, ShareAsk, ShareTaken};
 use crate::driver::Conn;
 use crate::protocol::{Ask, Lease, Pruned, Released, RowIdentity, SqlResult, Taken};
-use crate::releases::Releases;
 use crate::server::Server;
 
 /// The lease rows of keys that one holder has at a time.
@@ -120,10 +119,6 @@ pub trait LeaseTable: ShareTable {
     ) -> impl Future<Output = SqlResult<Pruned>> + Send;
     /// Notes with the lock that somebody waits for it; whether anybody has it.
     fn await_release(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// What notifies waiters of releases, where the server does that.
-    fn releases(&self) -> Option<&Releases> {
-        None
-    }
 }
 
 /// The lease rows of keys that several holders have at a time, and of those who wait in order.

@@ -33,7 +33,7 @@ impl ZooKeeperClaim {
         let Some(name) = node.recipe.downgraded(&own.name) else {
             return Ok(Renewed::Extended);
         };
-        // From now on the lock may have either node.
+        // Before the transaction is sent: from now on the lock may have either node.
         entry.moves(&node.path_of(&name).into());
         let downgraded = node.downgrade(&sessions.config().acl, Reader { name, content }, until).await;
         if downgraded.is_err() && !node.may_be_downgraded() {

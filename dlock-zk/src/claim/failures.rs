@@ -6,7 +6,7 @@ use dlock_core::{ErrorKind, Failure};
 /// The mode of a key that is used as a semaphore; the numbers do not matter.
 pub(super) const SEMAPHORE: Mode = Mode::Permits { of: 1, take: 1 };
 
-/// The key is used by others in the mode `theirs`.
+/// Returns the failure of a claim in the mode `ours` on a key that others use in the mode `theirs`.
 pub(super) fn used_otherwise(ours: Mode, theirs: Mode) -> Failure {
     ours.conflict(&theirs).unwrap_or_else(|| Failure::invalid_config("others use the key in another way"))
 }

@@ -1,4 +1,10 @@
-//! A claim whose key stays taken after a release: its own, or that of somebody before it.
+//! The steps of a claim whose key stays taken after a release: its own, or that of a holder before it.
+//!
+//! ```text
+//!  holder ── leave_behind: one transaction ──► a node that nobody owns, in its place ── its time is over ──► ended
+//!                                                                                                             │
+//!    deleted by the next claim that looks (`outlast`), or by the program that left it (`sessions/leftovers.rs`) ◄┘
+//! ```
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -15,8 +21,8 @@ use crate::recipe::{Position, Recipe};
 use crate::wire::read;
 
 impl ZooKeeperClaim {
-    /// For how long what was left there keeps the key taken, by the servers' clock; `None` when it is gone. Whoever
-    /// finds it after its end removes it.
+    /// Returns for how long the node `name`, which was left there, keeps the key taken by the servers' clock. Returns
+    /// `None` if it is gone, or has ended and was removed here.
     pub(super) async fn outlast(&mut self, name: &str, until: Instant) -> Result<Option<Duration>, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let (Some(own), Some(millis)) = (node.node(), node.recipe.left_for(name)) else {
@@ -25,7 +31,8 @@ impl ZooKeeperClaim {
         let (session, path) = (&node.session, Arc::<str>::from(node.path_of(name)));
         let there = read(&path, until, session.client.check_stat(&path)).await?.flatten();
         let Some(stat) = there else { return Ok(None) };
-        // The own node is younger. How much time has passed since tells when to ask the servers, and no more.
+        // The own node is younger, so that a node whose time was over then has ended. The time that has passed since
+        // only decides whether it is worth asking the servers for theirs.
         if remaining(millis, &stat, own.ctime).is_some() {
             let passed = u64::try_from(session.clock.now().since(own.known).as_millis()).unwrap_or(u64::MAX);
             let mut left = remaining(millis, &stat, own.ctime.saturating_add_unsigned(passed));
@@ -40,8 +47,8 @@ impl ZooKeeperClaim {
         Ok(None)
     }
 
-    /// What was left in front since the queue was looked at, for one who stands behind a client that may not know it
-    /// and would never remove it.
+    /// Returns what was left in front since the queue was looked at, for a claim behind a client that may not know such
+    /// nodes and would never remove them.
     pub(super) async fn left_since(
         &mut self,
         previous: &str,
@@ -49,6 +56,7 @@ impl ZooKeeperClaim {
     ) -> Result<Option<String>, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node().map(|own| own.name.clone()) else { return Err(place_deleted()) };
+        // `takes_look` comes last, since it counts as a look.
         if node.queue.is_head(previous) || !Recipe::is_strange(previous) || !node.queue.takes_look() {
             return Ok(None);
         }
@@ -62,7 +70,7 @@ impl ZooKeeperClaim {
         Ok(left)
     }
 
-    /// Whether what was left in front of these is gone now. Boxed: rare.
+    /// Returns `true` if what was left among these is gone now. Its future is boxed, since it is rare.
     pub(super) async fn has_outlasted(
         &mut self,
         children: &[String],
@@ -76,13 +84,14 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// Whether `name` is something that was left by a holder.
+    /// Returns `true` if the node `name` was left by a holder.
     pub(super) fn is_left(&self, name: &str) -> bool {
         self.node.as_ref().is_some_and(|node| node.recipe.left_for(name).is_some())
     }
 
     /// Releases the lock, and leaves its key taken for so long.
     pub(super) async fn leave_behind(&mut self, taken_for: Duration) -> Result<Withdrawal, Failure> {
+        // The entry first: from now on the end of the node is no loss.
         if self.entry.take().is_some_and(|entry| entry.is_gone())
             && let Some(node) = &mut self.node
         {
@@ -92,7 +101,7 @@ impl ZooKeeperClaim {
         let patience = self.patience();
         let Self { node: Some(node), request, sessions, .. } = self else { return Ok(Withdrawal::ABSENT) };
         let (recipe, clock) = (node.recipe, node.session.clock.clone());
-        // The servers' time has no more than milliseconds, and cuts what is less.
+        // The servers' time is rounded down to milliseconds: one more makes up for that.
         let millis =
             u64::try_from(taken_for.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX).saturating_add(1);
         let left = node.leave_behind(&sessions.config().acl, |own| {
@@ -108,7 +117,8 @@ impl ZooKeeperClaim {
                 Withdrawal::REMOVED
             }
             LeaveOutcome::Otherwise(withdrawal) => withdrawal,
-            // Without an answer it may be tried again, and is then seen to be gone.
+            // Without an answer the node may be there. Asked after a write of the new session, so that the answer is no
+            // older.
             LeaveOutcome::Unseen(path) => {
                 let session = sessions.get(patience).await?;
                 session.connected(patience).await?;

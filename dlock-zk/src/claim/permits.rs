@@ -1,7 +1,14 @@
 //! A claim that takes permits of a semaphore.
 //!
-//! Who waits first watches the directory, since any of those that have permits may leave; who waits behind it watches
-//! the node before its own. That is written to once it has its permits, so that the next one knows to be the first.
+//! The first claim that waits watches the directory, since any of the holders may leave. A claim that waits behind it
+//! watches the node before its own, which is written to once it has its permits, so that the next claim knows that it
+//! is the first.
+//!
+//! | [`PermitPosition`] | the claim watches | it goes on when |
+//! |---|---|---|
+//! | `Granted` | | it has its permits; if claims are behind it, it writes to its node |
+//! | `Next` | the directory | a node comes or goes, or the number of permits is changed |
+//! | `Behind` | the node before its own, and its own | the node before is written to or deleted |
 
 use std::sync::Arc;
 
@@ -19,10 +26,10 @@ use crate::queue_node::{Content, Enqueued};
 use crate::semaphore::{self, PermitPosition, Unusable};
 use crate::wire::read;
 
-/// How often the directory is looked at again when it changes under our eyes.
+/// The number of looks at the directory in one attempt, since it may change between a look and its watch.
 const LOOKS: u32 = 8;
 
-/// What there is in a directory, and what tells of a change of its nodes.
+/// The nodes and the data of a directory, and the event of a change of its nodes.
 struct Seen {
     children: Vec<String>,
     content: Content,
@@ -33,17 +40,17 @@ impl ZooKeeperClaim {
     /// Makes the node if there is none yet, and finds out whether it has its permits.
     pub(super) async fn take_permits(&mut self, of: u32, until: Instant) -> Result<Attempt, Failure> {
         self.wait = None;
-        let attempt = self.take_turn_in_line(of, until).await;
+        let attempt = self.take_turn_in_queue(of, until).await;
         if let (Err(failure), Some(node)) = (&attempt, &mut self.node)
             && matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::InvalidConfig)
         {
-            // Ahead of whatever comes next, so that one who was mistaken is in nobody's way.
+            // The deletion goes ahead of all later requests, so that a claim that fails for good is in no other's way.
             node.send_deletion();
         }
         attempt
     }
 
-    async fn take_turn_in_line(&mut self, of: u32, until: Instant) -> Result<Attempt, Failure> {
+    async fn take_turn_in_queue(&mut self, of: u32, until: Instant) -> Result<Attempt, Failure> {
         let Self { node: Some(node), request, sessions, .. } = self else { return Err(place_deleted()) };
         let mut seen = match node.ensure_node(sessions.config(), || request.describe(), until).await? {
             Enqueued::New(children, Some(content)) => {
@@ -55,19 +62,22 @@ impl ZooKeeperClaim {
             let Some(Seen { children, content, event }) = seen else {
                 return Err(Box::pin(self.deleted(until)).await);
             };
+            // Before the positions are judged, where a node that was left counts as that of a lock.
             if self.has_outlasted(&children, until).await? {
                 seen = self.see(until, false).await?;
                 continue;
             }
-            let place = self.place(&children, of)?;
-            if place != PermitPosition::Missing && !self.agrees(of, &content, until).await? {
+            let position = self.position(&children, of)?;
+            // Before a grant, since it depends on the number of permits.
+            if position != PermitPosition::Missing && !self.agrees(of, &content, until).await? {
                 seen = self.see(until, false).await?;
                 continue;
             }
-            let busy = match place {
+            let busy = match position {
                 PermitPosition::Missing => return Err(Box::pin(self.deleted(until)).await),
                 PermitPosition::Granted { followed } => {
                     if followed {
+                        // Before the grant: a claim that has its permits takes no more steps.
                         self.wake_next(until).await?;
                     }
                     self.asked();
@@ -79,7 +89,7 @@ impl ZooKeeperClaim {
                 PermitPosition::Next { first } if !self.request.waits => {
                     self.look_ahead(&first, String::new(), until).await?
                 }
-                // Whether it is still so when the watch is there is looked at together with it.
+                // The directory is listed again together with the watch, so that no change in between is missed.
                 PermitPosition::Next { .. } if matches!(event, Notification::Unwatched) => {
                     seen = self.see(until, true).await?;
                     if seen.as_ref().is_some_and(|seen| matches!(seen.event, Notification::Unwatched)) {
@@ -100,7 +110,7 @@ impl ZooKeeperClaim {
         Ok(Attempt::Busy(Busy::default()))
     }
 
-    fn place(&self, children: &[String], of: u32) -> Result<PermitPosition, Failure> {
+    fn position(&self, children: &[String], of: u32) -> Result<PermitPosition, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node() else { return Err(place_deleted()) };
         let directory = &*node.queue.directory;
@@ -111,8 +121,8 @@ impl ZooKeeperClaim {
         })
     }
 
-    /// Looks at the directory; `None` when it is gone. Others of the same session may have asked for too many watches,
-    /// then nothing tells of a change.
+    /// Looks at the directory. Returns `None` if it is gone. With `watch`, its changes are reported, unless others of
+    /// this session watch too much already.
     async fn see(&mut self, until: Instant, watch: bool) -> Result<Option<Seen>, Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let (session, directory) = (Arc::clone(&node.session), Arc::clone(&node.queue.directory));
@@ -137,8 +147,8 @@ impl ZooKeeperClaim {
         Ok(listed.zip(content).map(|((children, event), content)| Seen { children, content, event }))
     }
 
-    /// Whether the semaphore has as many permits as the claim says. Who comes first stores the number; `false` when
-    /// somebody else did meanwhile.
+    /// Returns `true` if the semaphore has as many permits as the claim says. The first claim stores the number.
+    /// Returns `false` if another client changed the directory meanwhile.
     async fn agrees(&mut self, of: u32, (data, stat): &Content, until: Instant) -> Result<bool, Failure> {
         match semaphore::permits(data) {
             Some(permits) if permits == of => return Ok(true),
@@ -152,6 +162,7 @@ impl ZooKeeperClaim {
             return Err(semaphore::strange(directory));
         }
         let content = semaphore::content(of);
+        // By its version: of two claims that find no number, one stores its own.
         let stored = session.client.set_data(directory, content.as_bytes(), Some(stat.version));
         match by_then(until, stored).await {
             Some(Ok(_)) => Ok(true),
@@ -161,7 +172,7 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// Tells the next in line that it is the first that waits.
+    /// Writes to the own node, which notifies the next claim that it is the first that waits.
     async fn wake_next(&mut self, until: Instant) -> Result<(), Failure> {
         let Some(node) = &self.node else { return Err(place_deleted()) };
         let Some(own) = node.node() else { return Err(place_deleted()) };
@@ -176,18 +187,18 @@ impl ZooKeeperClaim {
         }
     }
 
-    /// Waits for the first of those who have permits that leaves, or for an operator.
+    /// Waits for the first of the holders that leaves, or for an operator.
     async fn wait_for_any(&mut self, first: &str, event: Notification, until: Instant) -> Option<Busy> {
         let node = self.node.as_ref()?;
         let mut busy = Busy::default();
         let (session, recipe, path) = (Arc::clone(&node.session), node.recipe, node.path_of(first));
         let asked = session.client.get_data(&path);
-        // Who it is is good to know, and no reason to fail.
+        // The holder is information only: no reason to fail.
         if let Ok(Some((data, stat))) = read(&path, until, asked).await {
             let permits = self.request.mode.permits();
             busy.holder = Some(Box::new(holder(recipe, permits, &path, &data, &stat)));
         }
-        // The end of the own node is a change of the directory too.
+        // The end of the own node changes the directory too.
         let (previous, own, _awaited) = (String::new(), Notification::Unwatched, session.wait());
         let wait = Wait { previous, left: None, event, own, losses: None, _awaited };
         self.wait = Some(wait);

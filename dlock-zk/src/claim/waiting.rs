@@ -1,4 +1,11 @@
 //! The watches of a claim that waits in its queue, and the requests that set them.
+//!
+//! ```text
+//!  look: one `Looking` ── answered ──► `Watched`: a `Wait`, whose two `Notification`s are
+//!             │                             Pending ──► Arrived, or Unwatched from the start
+//!             ├─► `Gone`: the queue is looked at again
+//!             └─► `OwnGone`: the claim has lost its place
+//! ```
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -15,11 +22,11 @@ pub(super) struct Wait {
     pub(super) previous: String,
     /// The name of the node in front that keeps the key taken after a release, if there is one.
     pub(super) left: Option<String>,
-    /// Of the node before ours; of the directory for the first claim that waits for permits.
+    /// The event of the node before ours, or of the directory for the first claim that waits for permits.
     pub(super) event: Notification,
-    /// Of our own node.
+    /// The event of our own node.
     pub(super) own: Notification,
-    /// How often the connection had been lost when the watches were set.
+    /// The number of losses of the connection when the watches were asked for; `None` if it was lost then.
     pub(super) losses: Option<u64>,
     pub(super) _awaited: WaitEntry,
 }
@@ -28,7 +35,7 @@ pub(super) struct Wait {
 pub(super) enum Notification {
     Pending(Answer<EventType>),
     Arrived(EventType),
-    /// The session watches too much already.
+    /// There is no watch, since the session has too many already.
     Unwatched,
 }
 
@@ -37,6 +44,7 @@ impl Notification {
         let Some((watcher, pass)) = watched else { return Self::Unwatched };
         let event = event(watcher);
         Self::Pending(Box::pin(async move {
+            // The pass is released once the watch has fired, or is dropped.
             let _pass = pass;
             event.await
         }))
@@ -63,7 +71,7 @@ impl Notification {
     }
 }
 
-/// Requests that were sent: they watch the node before ours and our own, and ask who holds the lock.
+/// Requests that are under way: they watch the node before ours and our own, and ask for the holder of the lock.
 pub(super) struct Looking {
     pub(super) previous: String,
     pub(super) losses: Option<u64>,
@@ -71,24 +79,26 @@ pub(super) struct Looking {
 }
 
 pub(super) enum Looked {
-    /// The node before is gone.
+    /// The node before ours is gone.
     Gone,
     Watched {
         previous: Notification,
         own: Notification,
         /// The node of the holder, unless it may not be read.
         holder: Option<(Vec<u8>, Stat)>,
-        /// The node before was written to since it was made.
+        /// The node before ours was written to since it was made.
         written: bool,
     },
-    /// Our own is gone.
+    /// Our own node is gone.
     OwnGone,
 }
 
-/// Sends everything that a claim needs to wait behind `previous`; `first` holds the lock.
+/// Returns all requests of a claim that has to wait behind `previous`, while `first` holds the lock. They are sent when
+/// the answer is first polled.
 pub(super) fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Looking> {
     let (client, own) = (node.session.client.clone(), Arc::clone(&node.node()?.path));
     let (path, first) = (node.path_of(previous), (first != previous).then(|| node.path_of(first)));
+    // Either pass may be missing. The claim then looks at its next attempt, without a notification.
     let (pass, own_pass) = (node.session.watches.previous(&path), node.session.watches.own(&own));
     let answer = async move {
         let first = first.map(|first| client.get_data(&first));
@@ -126,6 +136,7 @@ pub(super) fn look(node: &QueueNode, first: &str, previous: &str) -> Option<Look
             Ok(watched) => watched.await.map(|(stat, watcher)| (stat, Some(watcher)))?,
             Err(looked) => (looked.await?, None),
         };
+        // Looked at together with the watch, which would not report a deletion before it.
         if stat.is_none() {
             return Ok(Looked::OwnGone);
         }

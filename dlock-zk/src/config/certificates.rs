@@ -1,4 +1,4 @@
-//! What TLS trusts, and shows.
+//! The certificates of TLS: those that are trusted, and the client's own.
 
 use dlock_core::Failure;
 
@@ -7,7 +7,7 @@ pub(crate) type Tls = zookeeper::TlsOptions;
 #[cfg(not(feature = "tls"))]
 pub(crate) type Tls = std::convert::Infallible;
 
-/// Certificates in PEM form. Never shown.
+/// Certificates in PEM form. They are never shown.
 #[derive(Clone, Default)]
 pub(crate) struct Certificates {
     #[cfg(feature = "tls")]
@@ -41,7 +41,7 @@ impl Certificates {
     }
 }
 
-/// The certificates that the operating system trusts.
+/// Returns the certificates that the operating system trusts.
 #[cfg(feature = "tls")]
 fn of_system() -> Result<String, Failure> {
     use base64::Engine as _;

@@ -1,4 +1,4 @@
-//! Where the servers are, from a URL.
+//! The servers and the settings that a URL names.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,13 +13,13 @@ const PORT: u16 = 2181;
 
 const FORMS: &str = "write zk://[user:password@]host[:port],host[:port][/chroot], or zk+tls:// for TLS";
 
-/// All that a URL says.
+/// The content of a URL.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Addresses with their ports, separated by commas.
+    /// The addresses with their ports, separated by commas.
     pub(crate) servers: String,
     pub(crate) tls: bool,
-    /// User and password.
+    /// The user and the password.
     pub(crate) credentials: Option<(String, String)>,
     pub(crate) sasl: bool,
     pub(crate) chroot: Option<String>,
@@ -112,7 +112,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
     Ok(target)
 }
 
-/// The address with its port, in the form of the client library.
+/// Returns the address with its port, in the form of the client library.
 fn address(text: &str) -> Option<String> {
     let (host, port) = UrlParts::host(text)?;
     let port = port.unwrap_or(PORT);

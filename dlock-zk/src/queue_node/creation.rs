@@ -1,4 +1,11 @@
-//! The creation of a node, and what is asked together with it.
+//! The creation of a node, and the requests that are sent together with it.
+//!
+//! | request, in this order | sent |
+//! |---|---|
+//! | the creation of the directory | in every second turn of `QueueNode::create`, after one that has found it missing |
+//! | the creation of the node | always |
+//! | the listing of the directory | unless the node's [number](crate::queue::Numbers) may show that it stands in front |
+//! | the data of the directory | for permits |
 
 use std::sync::Arc;
 
@@ -11,34 +18,36 @@ use crate::semaphore;
 use crate::session::{Session, together};
 use crate::wire::Answer;
 
-/// What a directory has besides its nodes.
+/// The data of a directory, and its state.
 pub(crate) type Content = (Vec<u8>, Stat);
 
-/// The answers to a creation and to what was asked together with it: the nodes of the directory, and what it has.
+/// The answers to a creation and to the requests that were sent together with it: the nodes of the directory, and its
+/// data.
 type Created = (
     Result<(Stat, CreateSequence), Error>,
     Option<Result<Vec<String>, Error>>,
     Option<Result<Content, Error>>,
 );
 
-/// A creation, and a listing that was sent together with it unless its number may tell enough.
+/// A creation that was sent, and its answers.
 pub(super) struct Creation {
     pub(super) sent: Timestamp,
     pub(super) watched: Option<Watched>,
     pub(super) answer: Answer<Created>,
 }
 
-/// What is sent besides a creation.
+/// The requests that are sent besides a creation.
 pub(super) struct Parts {
     /// The creation of the directory, before.
     pub(super) directory: bool,
     /// A listing, afterwards.
     pub(super) listing: bool,
-    /// The directory of a semaphore of so many permits: what it has is asked for too.
+    /// A request for the data of the directory, which is that of a semaphore of so many permits.
     pub(super) permits: Option<u32>,
 }
 
-/// Sends a creation and what goes with it together; the session keeps their order.
+/// Sends a creation and the requests that go with it, when the answer is first polled. They are sent together, and the
+/// session keeps their order.
 pub(super) fn send(
     session: &Session,
     directory: &Arc<str>,
@@ -54,8 +63,9 @@ pub(super) fn send(
         let container = CreateMode::Container.with_acls(Acls::new(&parent_acl));
         let options = CreateMode::EphemeralSequential.with_acls(Acls::new(&acl));
         let content = parts.permits.map(semaphore::content).unwrap_or_default();
+        // All in one go, so that the answers come after one round trip.
         let (_made, created, listed, content) = driver.send(|| {
-            // What came of it shows in the answer to the next request.
+            // A directory that could not be made shows in the answer to the next request.
             let made = parts.directory.then(|| client.create(&directory, content.as_bytes(), &container));
             let created = client.create(&path, data.as_bytes(), &options);
             let listed = parts.listing.then(|| client.list_children(&directory));

@@ -1,8 +1,8 @@
 //! Downgrades the node of a writer to that of a reader.
 //!
 //! One transaction [replaces](super::replacement) the node of the writer by one of a reader with the same number, which
-//! therefore stands where the writer stood, as where a thread of Curator takes its read lock before it releases its
-//! write lock. The data of the reader's node has the fence of the writer.
+//! therefore stands where the writer stood. Curator has it in the same place after a thread takes its read lock and
+//! then releases its write lock. The data of the reader's node has the fence of the writer.
 
 use std::sync::Arc;
 
@@ -49,6 +49,7 @@ impl QueueNode {
     ) -> Result<Downgraded, Failure> {
         let Some(own) = self.node.clone() else { return Ok(Downgraded::Gone) };
         let path: Arc<str> = self.path_of(&reader.name).into();
+        // An earlier transaction has no answer any more, and may have made the node.
         if self.downgrade.is_none() && self.downgrade_unseen.is_some() {
             let there = read(&path, until, self.session.client.check_stat(&path)).await?.flatten();
             if let Some(stat) = there.filter(|stat| stat.ephemeral_owner == self.session.id) {
@@ -58,6 +59,7 @@ impl QueueNode {
         let downgrade = match &mut self.downgrade {
             Some(downgrade) => downgrade,
             none => {
+                // Before the transaction is sent, so that `leave` deletes both nodes if this future is dropped.
                 self.downgrade_unseen = Some(Arc::clone(&path));
                 let new = (&path, reader.content, CreateMode::Ephemeral, acl);
                 none.insert(replace(&self.session, &own.path, new, |stat| stat))
@@ -74,7 +76,7 @@ impl QueueNode {
                 self.session.note_proof(sent);
                 Ok(self.reads(reader.name, &stat))
             }
-            // The own node is gone: by an earlier request, or by somebody else.
+            // The own node is gone: replaced by an earlier request, or deleted by another client.
             Err(Error::NoNode) => {
                 let there = read(&path, until, self.session.client.check_stat(&path)).await?.flatten();
                 Ok(match there.filter(|stat| stat.ephemeral_owner == self.session.id) {
@@ -84,6 +86,7 @@ impl QueueNode {
             }
             Err(error) => {
                 self.session.end_if_failed(&error);
+                // A transaction that was refused made no node.
                 if is_refusal(&error) {
                     self.downgrade_unseen = None;
                 }
@@ -92,7 +95,7 @@ impl QueueNode {
         }
     }
 
-    /// Returns whether a downgrade was sent whose outcome is not known.
+    /// Returns `true` if a downgrade was sent whose outcome is not known.
     pub(crate) fn may_be_downgraded(&self) -> bool {
         self.downgrade_unseen.is_some()
     }

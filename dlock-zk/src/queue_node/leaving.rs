@@ -13,7 +13,7 @@ use crate::error::{is_refusal, of_write};
 /// The node that is to replace that of a holder.
 pub(crate) struct LeftNode {
     pub(crate) name: String,
-    /// For how long it keeps the key taken.
+    /// The time for which it keeps the key taken.
     pub(crate) millis: u64,
     pub(crate) content: String,
 }
@@ -36,6 +36,7 @@ impl QueueNode {
         left: impl FnOnce(&Node) -> Option<LeftNode> + Send,
     ) -> Result<LeaveOutcome, Failure> {
         if self.session.ended().is_some() {
+            // A replacement without an answer may have been carried out before the end of the session.
             let sent = self.replacement.take().map(|sent| sent.path);
             self.replaced_unseen = sent.or(self.replaced_unseen.take());
             self.forget();
@@ -43,9 +44,12 @@ impl QueueNode {
             let unseen = self.replaced_unseen.clone();
             return Ok(unseen.map_or(LeaveOutcome::Otherwise(Withdrawal::ABSENT), LeaveOutcome::Unseen));
         }
+        // First, since the new node takes over the number of the node.
         self.learn().await?;
-        // Others need not wait for the answer to send what they have.
+        // Other claims may send requests before the answer comes.
         self.turn.asked();
+        // A replacement that is under way is waited for again. Where a deletion is under way there is nothing to
+        // replace.
         let replacement = match (&mut self.replacement, &self.node, &self.deletion) {
             (Some(sent), ..) => sent,
             (none, Some(node), None) => match left(node) {
@@ -68,7 +72,7 @@ impl QueueNode {
                 self.turn.left();
                 Ok(LeaveOutcome::LeftBehind { path, ends })
             }
-            // The own node is gone: by an earlier request, or by somebody else.
+            // The own node is gone: replaced by an earlier request, or deleted by another client.
             Err(Error::NoNode) => {
                 let ours = self.deleted_unseen;
                 (self.node, self.deleted_unseen, self.replaced_unseen) = (None, false, None);
@@ -77,6 +81,7 @@ impl QueueNode {
             }
             Err(error) => {
                 self.session.end_if_failed(&error);
+                // The next call repeats the transaction, and learns from a missing node that this one was carried out.
                 if !is_refusal(&error) {
                     (self.deleted_unseen, self.replaced_unseen) = (true, Some(path));
                 }
@@ -85,7 +90,7 @@ impl QueueNode {
         }
     }
 
-    /// Gives up a replacement. If it was sent, the server carries it out before whatever is sent next.
+    /// Gives up a replacement. If it was sent, the server carries it out before all that is sent next.
     pub(super) fn drop_replacement(&mut self) {
         self.deleted_unseen |= self.replacement.take().is_some();
     }

@@ -1,7 +1,12 @@
 //! Replaces one node by another one, in one transaction.
 //!
-//! The transaction first writes to the node: so the client behind it is notified of a change, looks at the queue again,
-//! and does not take the deletion of the node for its own turn.
+//! The transaction, whose changes are made together or not at all:
+//!
+//! | change | reason |
+//! |---|---|
+//! | writes to the old node | the client behind it is notified of a change, looks at the queue again, and does not take the deletion of the node for its own turn |
+//! | creates the new node | it has the number of the old one, and so its place |
+//! | deletes the old node | if it is gone already, nothing is changed |
 
 use std::sync::Arc;
 
@@ -20,8 +25,8 @@ pub(super) struct Replacement<T> {
 }
 
 /// Replaces `own` by the node `path` with `content`, as soon as the bound of [`Requests`](crate::session::Requests) for
-/// deletions allows it. `of` takes what is needed from the `Stat` of the new node, of which `czxid` and `ctime` are
-/// right.
+/// deletions allows it. `of` takes what is needed from the `Stat` of the new node, in which only `czxid` and `ctime`
+/// are right.
 pub(super) fn replace<T: Send + 'static>(
     session: &Session,
     own: &Arc<str>,
@@ -41,7 +46,8 @@ pub(super) fn replace<T: Send + 'static>(
         writer.add_delete(&own, None)?;
         let results = writer.commit().await?;
         match results.into_iter().next() {
-            // All changes have the number and the time of the transaction. The answer to a creation has neither.
+            // All changes have the number and the time of the transaction. The answer to a creation has neither, that
+            // to the write to the old node has both.
             Some(MultiWriteResult::SetData { stat }) => {
                 Ok(of(Stat { czxid: stat.mzxid, ctime: stat.mtime, ..stat }))
             }

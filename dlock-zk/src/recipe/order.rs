@@ -1,47 +1,56 @@
-//! The order of the nodes in a queue, and who of them holds the lock.
+//! The order of the nodes in a queue, and which of them hold the lock.
+//!
+//! ```text
+//!  front   R 7   R 8   W 9   R 10   W 11      R reads, W writes; in the order of their numbers
+//!          └─ hold ┘    │     │      │
+//!                       │     │      └─ waits for R 10: every node before a writer is in its way
+//!                       │     └─ waits for W 9: readers are not in the way of a reader
+//!                       └─ waits for R 8
+//! ```
 
 use super::{Kind, ParsedName, Recipe};
 
-/// Where a node stands in its queue.
+/// The position of a node in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// In front: the lock is ours.
+    /// The node stands in front: it has the lock.
     First,
-    /// It reads, and only others that read stand before: the lock is ours too.
+    /// The node reads, and only readers stand before it: it has the lock too.
     Reading,
-    /// Others that have to leave stand before.
+    /// Other nodes stand before it that have to leave.
     Behind {
-        /// Who stands in front, and holds the lock.
+        /// The node in front, which holds the lock.
         first: String,
-        /// The last of those that have to leave.
+        /// The last of the nodes that have to leave.
         previous: String,
     },
-    /// It is gone.
+    /// The node is gone.
     Missing,
-    /// Others that stand before use the key as a semaphore.
+    /// Nodes before it use the key as a semaphore.
     Semaphore,
-    /// Nobody can tell: this child was numbered for a recipe that is another one.
+    /// Not known: this child was numbered for another recipe.
     Unclear(String),
-    /// Nobody can tell: the directory has run out of numbers.
+    /// Not known: the directory has run out of numbers.
     Exhausted,
 }
 
 impl Recipe {
-    /// The nodes of a queue, the first one first.
+    /// Returns the nodes of a queue in their order, the one in front first.
     pub(crate) fn in_order<'a>(self, children: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
-        let mut places: Vec<_> = children.into_iter().filter_map(|name| self.place(name)).collect();
-        // Compared with any one of them all are in order, because a queue is far shorter than half of the numbers.
-        let Some(reference) = places.first().map(|place| place.number) else { return Vec::new() };
-        places.sort_by_key(|place| (behind(place.number, reference), place.kind == Kind::Reads));
-        places.into_iter().map(|place| place.name).collect()
+        let mut nodes: Vec<_> = children.into_iter().filter_map(|name| self.parse(name)).collect();
+        // Numbers may have wrapped. Compared with any one of them all are in order, since a queue is far shorter than
+        // half of the numbers.
+        let Some(reference) = nodes.first().map(|node| node.number) else { return Vec::new() };
+        nodes.sort_by_key(|node| (behind(node.number, reference), node.kind == Kind::Reads));
+        nodes.into_iter().map(|node| node.name).collect()
     }
 
-    /// Whether a node has a number that does not tell its place.
+    /// Returns `true` if the number of a node does not show its position.
     pub(crate) fn has_no_order(self, name: &str) -> bool {
         self.sequence(name).is_none_or(is_exhausted)
     }
 
-    /// How many of the nodes of a queue, in its order, hold the lock.
+    /// Returns how many of the nodes of a queue, in its order, hold the lock.
     pub(crate) fn holding(self, in_order: &[&str]) -> usize {
         match in_order.iter().position(|name| !self.reads(name)) {
             Some(0) => 1,
@@ -50,9 +59,9 @@ impl Recipe {
         }
     }
 
-    /// Where the node `own` stands among `children`, in one pass.
+    /// Returns the position of the node `own` among `children`, in one pass.
     pub(crate) fn position(self, children: &[String], own: &str) -> Position {
-        let Some(ParsedName { number: reference, kind, .. }) = self.place(own) else {
+        let Some(ParsedName { number: reference, kind, .. }) = self.parse(own) else {
             return Position::Missing;
         };
         if is_exhausted(reference) {
@@ -61,13 +70,13 @@ impl Recipe {
         let (mut first, mut previous) = (None::<(i64, &String)>, None::<(i64, &String)>);
         let mut found = false;
         for name in children {
-            let Some(place) = self.place(name) else {
+            let Some(node) = self.parse(name) else {
                 if self.is_foreign(name) {
                     return Position::Unclear(name.clone());
                 }
                 continue;
             };
-            let distance = behind(place.number, reference);
+            let distance = behind(node.number, reference);
             found |= name == own;
             if distance >= 0 {
                 continue;
@@ -75,10 +84,12 @@ impl Recipe {
             if first.is_none_or(|(lowest, _)| distance < lowest) {
                 first = Some((distance, name));
             }
-            if matches!(place.kind, Kind::Takes(_)) {
+            // Behind the check of the distance: a semaphore behind the node does not concern it.
+            if matches!(node.kind, Kind::Takes(_)) {
                 return Position::Semaphore;
             }
-            let in_the_way = (kind, place.kind) != (Kind::Reads, Kind::Reads);
+            // Readers are in each other's way only by a writer between them.
+            let in_the_way = (kind, node.kind) != (Kind::Reads, Kind::Reads);
             if in_the_way && previous.is_none_or(|(highest, _)| distance > highest) {
                 previous = Some((distance, name));
             }
@@ -94,13 +105,13 @@ impl Recipe {
     }
 }
 
-/// The servers give the highest number again and again, and now and then a negative one in between, so that nobody can
-/// tell who came first.
+/// Returns `true` for a number that shows no order. Once the numbers have run out, the servers give the highest one
+/// again and again, and now and then a negative one in between, so that it is not known which node came first.
 fn is_exhausted(number: i64) -> bool {
     number < 0 || number >= i32::MAX.into()
 }
 
-/// How far `sequence` stands behind `reference`; negative when it stands before.
+/// Returns how far `sequence` stands behind `reference`; negative if it stands before.
 ///
 /// The server counts in 32 bits and goes on at the lowest negative number after the highest positive one.
 fn behind(sequence: i64, reference: i64) -> i64 {

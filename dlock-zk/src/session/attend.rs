@@ -1,4 +1,16 @@
-//! What a session does while it keeps a lock or waits for one: it proves that it lives, and watches its nodes.
+//! The task that looks after a session while it keeps a lock or has a waiter: it proves that the session lives, and has
+//! nodes watched.
+//!
+//! | event | step of the task |
+//! |---|---|
+//! | the state of the connection changes | notes it, and makes a proof of life due at once; then as for a look |
+//! | a look is due | has the nodes of locks watched that are held for a while, and starts a `beat` if a proof of life is due |
+//! | the driver has ended | notes the end, and returns |
+//! | an entry wakes it | computes anew when the next look is due |
+//! | the session is dropped | returns |
+//!
+//! A `beat` deletes the nodes of locks that are late, writes a proof of life, extends the deadlines of all trusted
+//! locks, and looks at the nodes of those that are suspect or were not seen for a while.
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -16,12 +28,13 @@ use super::watches::WatchPass;
 use crate::config::Config;
 use crate::wire::event;
 
-/// Locks are looked at on the server this often within a session timeout.
+/// The number of times within a session timeout that the node of a lock is looked at.
 const LOOKS: u32 = 3;
-/// What Curator's `Revoker` writes into the node of a lock that it wants.
+/// The data that Curator's `Revoker` writes into the node of a lock that it wants released.
 const REVOKE: &[u8] = b"__REVOKE__";
 
-/// Follows the state of a session and looks after it while it keeps a lock.
+/// Follows the state of a session, and looks after it while it keeps a lock or has a waiter. Holds only a weak
+/// reference between two events, so that it does not keep the session open.
 async fn attend(
     session: Weak<Session>,
     driver: Arc<Driver>,
@@ -54,7 +67,8 @@ async fn attend(
             return session.note_end();
         }
         session.watch_nodes();
-        // Without a connection the request would only queue up.
+        // Without a connection the request would only queue up. A task of its own, so that a slow answer delays no
+        // later look.
         if session.takes_beat() && session.client.state() == SessionState::SyncConnected {
             tokio::spawn(session.beat());
         }
@@ -62,11 +76,12 @@ async fn attend(
 }
 
 impl Session {
-    /// Takes over the client of a session that was asked for at `opened`, and attends to it. Called on dlock's own
+    /// Takes over the client of a session that was requested at `opened`, and attends to it. Called on dlock's own
     /// runtime.
     pub(crate) fn start(driven: Driven, opened: Timestamp, config: &Config) -> Arc<Self> {
         let (attended, over) = oneshot::channel();
         let session = Arc::new(Self::new(driven, opened, config, attended));
+        // The watcher comes first: the task sees any change after the state that is noted here.
         let states = session.client.state_watcher();
         session.note(session.client.state());
         let (driver, wake) = (Arc::clone(&session.driver), Arc::clone(&session.wake));
@@ -74,7 +89,7 @@ impl Session {
         session
     }
 
-    /// How long it needs no look. `None` while there is nothing to look after.
+    /// Returns the time until the next look, or `None` while there is nothing to look after.
     fn next_look(&self) -> Option<Duration> {
         let now = self.clock.now();
         let mut kept = self.kept.lock();
@@ -91,24 +106,25 @@ impl Session {
         self.kept.lock().beat_at = self.clock.now();
     }
 
-    /// Whether a proof of life is due; if so it is the caller's to give.
+    /// Returns `true` if a proof of life is due. The caller then has to give it.
     fn takes_beat(&self) -> bool {
         let now = self.clock.now();
         let mut kept = self.kept.lock();
         let due = kept.beat_at <= now && !(kept.locks.is_empty() && kept.waiting == 0);
         if due {
+            // Planned before it is given, so that another one follows even if this one fails or hangs.
             kept.beat_at = now + self.timeout / BEATS;
         }
         due
     }
 
-    /// Watches the nodes of locks that are held for a while already.
+    /// Watches the nodes of locks that have been held for a while.
     fn watch_nodes(self: &Arc<Self>) {
         let now = self.clock.now();
         let mut kept = self.kept.lock();
         let unwatched = |lock: &&mut KeptLock| lock.watch_at != Timestamp::NEVER;
         if kept.state != Connection::Up {
-            // What is not watched yet is looked at first once the connection is back.
+            // Without a connection no watch can be set: these locks are put off, and watched once it is back.
             for lock in kept.locks.values_mut().filter(unwatched) {
                 lock.watch_at = now + WATCHED_AFTER;
             }
@@ -116,7 +132,8 @@ impl Session {
         }
         let again_at = kept.beat_at.max(now) + WATCHED_AFTER;
         for (number, lock) in kept.locks.iter_mut().filter(|(_, lock)| lock.watch_at <= now) {
-            // Until others are watched no longer, it is looked at now and then.
+            // Without a free pass, this lock has no watch: `beat` looks at its node now and then, and a pass is tried
+            // for again after the next `beat`.
             lock.watch_at = again_at;
             if let Some(pass) = self.watches.held(&lock.path) {
                 lock.watch_at = Timestamp::NEVER;
@@ -125,9 +142,12 @@ impl Session {
         }
     }
 
-    /// Proves that the session lives, and looks for the locks that were not seen for a while.
+    /// Proves that the session lives, and looks at the nodes of locks that are suspect or were not seen for a while.
     async fn beat(self: Arc<Self>) {
+        // First, so that a lock that is late is lost whatever the proof below says.
         self.give_up().await;
+        // Both are taken before the write: a proof counts from its send, and only over a connection that was not lost
+        // since.
         let sent = self.clock.now();
         let (losses, to_see) = {
             let kept = self.kept.lock();
@@ -141,7 +161,8 @@ impl Session {
         }
         self.note_proof(sent);
         self.prove(sent, losses, None);
-        // What the server says now is no older than the write. All are sent before the first answer is waited for.
+        // The answers are no older than the write, which the same session sent before. All are sent before the first
+        // answer is waited for.
         let looks: Vec<_> = to_see
             .into_iter()
             .map(|(number, lock)| (self.client.check_stat(&lock.path), number, lock))
@@ -157,12 +178,13 @@ impl Session {
         }
     }
 
-    /// A write that was sent at `sent` is confirmed: the locks are good for a while longer. One that is suspect is not,
-    /// unless it was `seen` itself.
+    /// Extends deadlines after a write that was sent at `sent` was confirmed: the deadlines of all trusted locks or, if
+    /// the node of one lock was `seen`, the deadline of that lock, which is trusted from now on.
     fn prove(&self, sent: Timestamp, losses: u64, seen: Option<u64>) {
         let signalling = self.signalling.lock();
         let mut kept = self.kept.lock();
         if self.driver.losses() != losses || kept.state != Connection::Up {
+            // The locks are suspect by now, or are about to be. The next proof is theirs.
             return;
         }
         let mut signals = Vec::new();
@@ -187,11 +209,11 @@ impl Session {
         drop(signalling);
     }
 
-    /// Deletes the nodes of locks whose proof of life came too late, so that others get them although their guards are
-    /// not dropped yet: the session may well have survived.
+    /// Deletes the nodes of locks whose proof of life is too old, so that other clients get them although their guards
+    /// are not dropped yet: the session itself may well have survived.
     async fn give_up(&self) {
         let now = self.clock.now();
-        // A little before the engine's own limit, so that no lock is in between.
+        // A little before the engine's own limit, so that no lock has expired for the engine and keeps its node.
         let limit = self.trusted_for() - (self.trusted_for() / 50).max(Duration::from_millis(3));
         let late: Vec<_> = {
             let kept = self.kept.lock();
@@ -201,7 +223,8 @@ impl Session {
         for (number, path, moves) in late {
             self.lose(number, "no server confirmed it in time");
             let deleted = match (self.client.delete(&path, None).await, moves) {
-                // Not before the node whose place it may have taken.
+                // In this order: the transaction that makes `moved` fails once the first node is gone, so that it
+                // cannot follow.
                 (Ok(()) | Err(Error::NoNode), Some(moved)) => self.client.delete(&moved, None).await,
                 (deleted, _) => deleted,
             };
@@ -214,7 +237,7 @@ impl Session {
     }
 }
 
-/// Follows the node of a lock, until it or the session is gone.
+/// Follows the node of a lock until the node, its watch or the session is gone.
 async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: WatchPass) {
     loop {
         // A watch does not keep the session open.
@@ -230,7 +253,7 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: Watch
                 }
                 return;
             }
-            // The next look sets another.
+            // No watch was set; the next look sets another one.
             Err(_) => {
                 let Some(session) = session.upgrade() else { return };
                 let now = session.clock.now();
@@ -245,6 +268,7 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: Watch
         match event {
             EventType::NodeDeleted => return session.lose_deleted(number, &lock.path),
             EventType::NodeDataChanged => {
+                // Any client may write to the node. Only Curator's request for a release means something.
                 let asked = session.client.get_data(&lock.path).await.is_ok_and(|(data, _)| data == REVOKE);
                 if asked {
                     session.release_requested(number);

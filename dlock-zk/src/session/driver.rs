@@ -1,9 +1,17 @@
-//! What drives a session: a thread of its own, and for their own requests those who send them.
+//! Drives a session: on a thread of its own, and on the runtimes of the senders of requests.
 //!
-//! The client library has tasks for whoever spawns them, and a reactor for whoever waits for input in it. A thread that
-//! does both spares every answer a wake-up from one thread to another. What is sent needs that thread neither: the
-//! sender's runtime writes it as soon as its ready tasks have run, all in one go. The thread makes up for a runtime
-//! that is held up meanwhile.
+//! The client library has tasks, which run where they are spawned, and a reactor, which is driven by any thread that
+//! waits for input in it. One thread that does both saves each answer a wake-up between two threads. A request does not
+//! need that thread to be sent: the sender's runtime polls the tasks once its ready tasks have run, so that all their
+//! requests are written in one go. The thread steps in if that runtime is held up.
+//!
+//! | who polls the tasks | when | how the waiters of answers are woken |
+//! |---|---|---|
+//! | the sender's runtime | by a [`PollTurn`], after the tasks that are ready there; if the thread `looks` | directly |
+//! | the sender itself | at once: outside of a task, or if the thread does not look | directly |
+//! | the session's thread | when the session is woken; outside of a runtime, or if another runtime has the turn | in batches, each by a task of its runtime, or by the thread at its next look |
+//!
+//! One of them polls at a time. Another one that comes meanwhile sets `again`, and leaves the next poll to the first.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -22,13 +30,13 @@ use zookeeper::{Client, Error, SessionState, StateWatcher};
 
 use crate::wire::Answer;
 
-/// While there is something to do, the thread looks this often whether a runtime is held up.
+/// The time after which the thread looks for a runtime that is held up, while there is something to do.
 const LOOK: Duration = Duration::from_millis(10);
 
 thread_local! {
-    /// Who sends on this thread polls the session afterwards.
+    /// `true` while this thread sends requests. It has the session polled afterwards, so that a wake-up is not needed.
     static SENDING: Cell<bool> = const { Cell::new(false) };
-    /// Whom this thread wakes when it has polled the session.
+    /// The waiters that this thread wakes once it has polled the session; `None` while it does not poll.
     static ANSWERED: RefCell<Option<Vec<Answered>>> = const { RefCell::new(None) };
 }
 
@@ -38,28 +46,28 @@ type Tasks = Vec<Pin<Box<dyn Future<Output = ()> + Send>>>;
 pub(crate) struct Driver {
     tasks: Mutex<Tasks>,
     spawned: Mutex<Tasks>,
-    /// Whoever polls them has to do it again.
+    /// The current poller has to poll the tasks once more.
     again: AtomicBool,
     wakes: Arc<Wakes>,
-    /// The same, for the tasks.
+    /// `wakes`, as the waker of the tasks.
     waker: Waker,
     /// The thread looks again within [`LOOK`].
     looks: AtomicBool,
     /// The runtime that is about to poll the session.
     sender: Mutex<Option<runtime::Id>>,
     connection: OnceLock<StateWatcher>,
-    /// It was there after the last poll.
+    /// The connection was there after the last poll.
     connected: AtomicBool,
-    /// How often it was lost.
+    /// The number of times that the connection was lost.
     losses: AtomicU64,
-    /// Waiters that their runtime was to wake by now.
+    /// Waiters that were left to their runtimes since the last look of the thread.
     handed: Mutex<Vec<Arc<Batch>>>,
-    /// There are no tasks any more.
+    /// The session has no tasks any more.
     ended: AtomicBool,
     end: Notify,
 }
 
-/// Wakes the thread when the session is woken, unless whoever wakes it is about to poll it.
+/// Wakes the thread when the session is woken, unless the thread that wakes it is about to poll the session itself.
 #[derive(Default)]
 struct Wakes {
     thread: OnceLock<Waker>,
@@ -67,7 +75,7 @@ struct Wakes {
 
 impl Wakes {
     fn thread(&self) {
-        // Without one it has not polled yet.
+        // Without a waker, the thread has not polled the session yet, and is going to.
         if let Some(thread) = self.thread.get() {
             thread.wake_by_ref();
         }
@@ -86,18 +94,18 @@ impl Wake for Wakes {
     }
 }
 
-/// Wakes who waits for an answer: not before the session was polled to its end, which whoever is woken may want to poll
-/// too.
+/// Wakes the waiter of an answer, but not before the session was polled to its end, since the waiter may want to poll
+/// it too.
 #[derive(Clone)]
 struct Answered {
     waiter: Waker,
-    /// Where it is a task, if it is one.
+    /// The runtime of the waiter, if the waiter is a task.
     runtime: Option<Handle>,
 }
 
 impl Answered {
     fn by(waiter: &Waker) -> Self {
-        // What is no task may hold up its runtime while it waits.
+        // A waiter that is no task may block its runtime while it waits: a task that wakes it there would not run.
         let runtime = tokio::task::try_id().and_then(|_| Handle::try_current().ok());
         Self { waiter: waiter.clone(), runtime }
     }
@@ -113,13 +121,14 @@ impl Wake for Answered {
             let answered = answered.as_mut();
             answered.map(|answered| answered.push(Self::clone(self))).is_some()
         });
+        // The client library may also wake a waiter outside of a poll.
         if !later {
             self.waiter.wake_by_ref();
         }
     }
 }
 
-/// Waiters of one runtime. Woken by one of its own tasks they cost it one wake-up, and not one each.
+/// Waiters of one runtime. One of its own tasks wakes them, so that they cost it one wake-up and not one each.
 #[derive(Default)]
 struct Batch(Mutex<Vec<Waker>>);
 
@@ -130,7 +139,7 @@ impl Batch {
     }
 }
 
-/// Wakes a batch, also when its runtime has ended.
+/// Wakes a batch when it is dropped, also by a runtime that has ended.
 struct Deliver(Arc<Batch>);
 
 impl Drop for Deliver {
@@ -139,7 +148,7 @@ impl Drop for Deliver {
     }
 }
 
-/// An answer whose waiters are woken when all have come that came together.
+/// Wraps an answer so that its waiter is woken when all answers are there that came together.
 pub(crate) fn together<T: 'static>(mut answer: Answer<T>) -> Answer<T> {
     let mut waker: Option<(Waker, Waker)> = None;
     Box::pin(std::future::poll_fn(move |context| {
@@ -157,6 +166,7 @@ pub(crate) fn together<T: 'static>(mut answer: Answer<T>) -> Answer<T> {
 
 impl Spawn for Driver {
     fn spawn(&self, task: Task) {
+        // Not into `tasks`, which is locked while a task that spawns another one is polled.
         self.spawned.lock().push(Box::into_pin(task.future));
     }
 }
@@ -181,26 +191,29 @@ impl Driver {
         })
     }
 
-    /// How often the connection was lost. Grows before anything is answered over the next one.
+    /// Returns how often the connection was lost. The number grows before anything is answered over the next
+    /// connection.
     pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::SeqCst)
     }
 
-    /// Whether the session is driven no more, be it that the client library panicked and says nothing of its end.
+    /// Returns `true` if the session is no longer driven, also after a panic of the client library, which does not
+    /// report its end then.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Waits until the session is driven no more.
+    /// Waits until the session is no longer driven.
     pub(crate) async fn until_ended(&self) {
         let mut end = std::pin::pin!(self.end.notified());
+        // Registered before the check, so that an end in between is not missed.
         end.as_mut().enable();
         if !self.has_ended() {
             end.await;
         }
     }
 
-    /// Counts the losses of the connection. To connect takes the session several polls, so that none is missed.
+    /// Counts the losses of the connection. The session needs several polls to connect again, so that none is missed.
     fn note_connection(&self) {
         let Some(connection) = self.connection.get() else { return };
         let connected = connection.peek_state() == SessionState::SyncConnected;
@@ -209,7 +222,7 @@ impl Driver {
         }
     }
 
-    /// Sends what `requests` asks of the client, and nothing else does, without waking the session's thread.
+    /// Sends the requests that `requests` makes, without waking the session's thread. `requests` does nothing else.
     pub(crate) fn send<T>(self: &Arc<Self>, requests: impl FnOnce() -> T) -> T {
         struct Reset;
         impl Drop for Reset {
@@ -223,9 +236,9 @@ impl Driver {
             requests()
         };
         match Handle::try_current() {
-            // It is not certain that this runtime runs.
+            // Outside of a task, this thread may block the runtime, so that a `PollTurn` would not run.
             Ok(_) if tokio::task::try_id().is_none() => self.poll_for_thread(),
-            // Nobody would notice if this runtime was held up.
+            // Nothing would notice if this runtime were held up: the thread waits without a limit.
             Ok(_) if !self.looks.load(Ordering::SeqCst) => self.poll_for_thread(),
             Ok(runtime) => self.poll_on(&runtime),
             Err(_) => self.wakes.thread(),
@@ -233,11 +246,12 @@ impl Driver {
         answers
     }
 
-    /// Has the session polled by this runtime, after what else is ready there.
+    /// Has this runtime poll the session, after the tasks that are ready there.
     fn poll_on(self: &Arc<Self>, runtime: &Handle) {
         let mut sender = self.sender.lock();
         match &*sender {
             Some(id) if *id == runtime.id() => {}
+            // Another runtime has the turn. It may be held up, so that the thread sends what came from here.
             Some(_) => self.wakes.thread(),
             None => {
                 *sender = Some(runtime.id());
@@ -248,29 +262,32 @@ impl Driver {
         }
     }
 
-    /// Polls the session, and lets its thread end when that has.
+    /// Polls the session in place of its thread, and has that thread end if the session has.
     fn poll_for_thread(&self) {
         if self.poll(|answered| answered.into_iter().for_each(|answered| tell(|| answered.waiter.wake()))) {
             self.wakes.thread();
         }
     }
 
-    /// Polls the session, or has it polled again by whoever does so already. `wake` wakes those whose answers came.
-    /// Whether it has ended.
+    /// Polls the session, or has its current poller do so once more. `wake` wakes the waiters whose answers came.
+    /// Returns `true` if the session has ended.
     fn poll(&self, wake: impl Fn(Vec<Answered>)) -> bool {
         loop {
             let Some(mut tasks) = self.tasks.try_lock() else {
                 self.again.store(true, Ordering::SeqCst);
-                // Who had the lock may have looked before that.
+                // The poller may have read `again` before it was set, and have unlocked the tasks since.
                 if self.tasks.try_lock().is_none() {
                     return false;
                 }
                 continue;
             };
+            // Cleared before the poll, so that a request that this poll misses leads to another one.
             self.again.store(false, Ordering::SeqCst);
             ANSWERED.set(Some(Vec::new()));
             let ended = self.poll_tasks(&mut tasks);
             self.note_connection();
+            // Counted before any waiter is woken: see `losses`. The waiters are woken without the lock, since they may
+            // poll too.
             drop(tasks);
             wake(ANSWERED.take().unwrap_or_default());
             if ended {
@@ -282,8 +299,8 @@ impl Driver {
         }
     }
 
-    /// Polls every task; whether all have ended. One that panics takes the others along: the session is of no use any
-    /// more.
+    /// Polls every task, and returns `true` if all have ended. A task that panics ends the others too: without it the
+    /// session is of no use.
     fn poll_tasks(&self, tasks: &mut Tasks) -> bool {
         tasks.append(&mut self.spawned.lock());
         let mut context = Context::from_waker(&self.waker);
@@ -302,29 +319,31 @@ impl Driver {
         std::future::poll_fn(|thread| {
             self.wakes.thread.get_or_init(|| thread.waker().clone());
             let looked = Pin::new(&mut timer).poll(thread).is_ready();
-            // Who sends what this poll misses sees this.
+            // Stored before the poll: a sender whose request this poll misses reads the new value.
             self.looks.store(!looked, Ordering::SeqCst);
             if looked {
                 timer = Timer::never();
                 self.wake_handed();
             } else if !timer.will_fire() {
                 timer.set_after(LOOK);
-                // Has it wake this thread.
+                // The first poll has the timer wake this thread.
                 let _ = Pin::new(&mut timer).poll(thread);
             }
             if self.poll(|answered| self.deliver(answered)) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
+        // No look follows: the waiters that were left to their runtimes are woken now.
         self.wake_handed();
     }
 
-    /// Wakes those whose runtime is held up.
+    /// Wakes the waiters whose runtime is held up.
     fn wake_handed(&self) {
         let handed = std::mem::take(&mut *self.handed.lock());
         handed.iter().for_each(|batch| batch.wake());
     }
 
-    /// Wakes waiters from the session's thread, which looks again soon.
+    /// Wakes waiters from the session's thread, those of one runtime together by a task of that runtime. If it is held
+    /// up, the thread wakes them itself at its next look.
     fn deliver(&self, mut answered: Vec<Answered>) {
         while let Some(Answered { waiter, runtime }) = answered.pop() {
             let of_runtime = |other: &mut Answered| match (&runtime, &other.runtime) {
@@ -333,6 +352,7 @@ impl Driver {
             };
             let mut batch: Vec<Waker> =
                 answered.extract_if(.., of_runtime).map(|other| other.waiter).collect();
+            // A task is worth its cost for several waiters only.
             match runtime {
                 Some(runtime) if !batch.is_empty() => {
                     batch.push(waiter);
@@ -347,7 +367,8 @@ impl Driver {
     }
 }
 
-/// The turn of a runtime to poll a session. One that ends before lets the session be polled as well.
+/// The turn of a runtime to poll the session, which is taken when this is dropped: by the task of `poll_on`, or by a
+/// runtime that ends before that task runs.
 struct PollTurn(Arc<Driver>);
 
 impl Drop for PollTurn {
@@ -357,15 +378,15 @@ impl Drop for PollTurn {
     }
 }
 
-/// A client, and what drives it.
+/// A client and its driver.
 #[derive(Clone)]
 pub(crate) struct Driven {
     pub(crate) client: Client,
     pub(crate) driver: Arc<Driver>,
 }
 
-/// Has the reactor start its thread. Where that cannot be started this panics, once; inside `block_on` it would panic
-/// again while the stack unwinds, which ends the process.
+/// Starts the thread of the reactor. If it cannot be started, this panics, once; inside `block_on`, the reactor would
+/// panic again while the stack unwinds, which ends the process.
 fn start_reactor() {
     let _ = Pin::new(&mut Timer::after(LOOK)).poll(&mut Context::from_waker(Waker::noop()));
 }
@@ -374,29 +395,31 @@ fn start_reactor() {
 ///
 /// # Cancel safety
 ///
-/// Cancel-safe: a session that nobody waits for is closed, or not opened.
+/// Cancel-safe: a session whose caller is gone is closed, or not opened.
 ///
 /// # Panics
 ///
-/// When the client library does.
+/// If the client library panics.
 pub(crate) async fn open(
     connect: impl Future<Output = Result<Client, Error>> + Send + 'static,
 ) -> Result<Driven, Error> {
-    let (mut tell, opened) = oneshot::channel();
+    let (mut sender, opened) = oneshot::channel();
     let drive = move || {
         let driver = Driver::new();
+        // The client library spawns by `spawns_core`, which brings its tasks to this driver.
         let _spawns_here = spawns_core::enter(&*driver);
         start_reactor();
         async_io::block_on(async {
             let opened = tokio::select! {
                 opened = connect => opened,
-                () = tell.closed() => return,
+                () = sender.closed() => return,
             };
             if let Ok(client) = &opened {
+                // Before the client is passed on, so that no loss of its connection is missed.
                 driver.connection.get_or_init(|| client.state_watcher());
             }
-            // One that nobody takes is closed by being dropped.
-            drop(tell.send(opened.map(|client| Driven { client, driver: Arc::clone(&driver) })));
+            // If the caller is gone, the client is dropped here, which closes the session.
+            drop(sender.send(opened.map(|client| Driven { client, driver: Arc::clone(&driver) })));
             driver.run().await;
         });
     };
@@ -404,7 +427,8 @@ pub(crate) async fn open(
     match std::thread::Builder::new().name("dlock-zk".to_owned()).spawn(drive) {
         Ok(thread) => match opened.await {
             Ok(opened) => opened,
-            // It ends without an answer when it panics, as where there is no thread for the reactor.
+            // The thread ended without an answer: it panicked, such as where no thread for the reactor could be
+            // started.
             Err(_) => thread.join().map_or_else(
                 |panic| resume_unwind(panic),
                 |()| failed("the session's thread has ended".to_owned()),

@@ -1,4 +1,4 @@
-//! What a claim enters in its session: a lock that it holds, or that it waits.
+//! The entries of claims in their session: locks that are held, and claims that wait.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use dlock_core::backend::Signal;
 use super::Session;
 use super::kept::{BEATS, Connection, KeptLock, WATCHED_AFTER};
 
-/// Keeps the session proving that it lives, until this is dropped.
+/// A claim that waits. The session proves that it lives until this is dropped.
 pub(crate) struct WaitEntry(Arc<Session>);
 
 impl Drop for WaitEntry {
@@ -17,7 +17,7 @@ impl Drop for WaitEntry {
     }
 }
 
-/// A lock that its session keeps, until this is dropped.
+/// A lock that the session keeps until this is dropped.
 pub(crate) struct LockEntry {
     session: Arc<Session>,
     number: u64,
@@ -28,6 +28,7 @@ impl Session {
     pub(crate) fn wait(self: &Arc<Self>) -> WaitEntry {
         let mut kept = self.kept.lock();
         kept.waiting += 1;
+        // A place in the queue is kept by the session too, so that it has to prove its life.
         let wakes = kept.look_by(self.clock.now(), self.timeout, self.timeout / BEATS);
         drop(kept);
         if wakes {
@@ -36,7 +37,7 @@ impl Session {
         WaitEntry(Arc::clone(self))
     }
 
-    /// Enters a lock that was granted; `signal` is given what becomes of it. The last proof of life was sent at
+    /// Enters a lock that was granted. `signal` gets what becomes of it. The last proof of life was sent at
     /// `proven_at`.
     pub(crate) fn enter(
         self: &Arc<Self>,
@@ -45,6 +46,7 @@ impl Session {
         czxid: i64,
         proven_at: Timestamp,
     ) -> LockEntry {
+        // Held until the signal below is sent, so that it is sent before that of any later change of the connection.
         let signalling = self.signalling.lock();
         let now = self.clock.now();
         let mut kept = self.kept.lock();
@@ -54,11 +56,13 @@ impl Session {
             signal: signal.clone(),
             path,
             czxid,
+            // Stays when another node takes the place of this one.
             fence: czxid,
             moves: None,
             watch_at: now + WATCHED_AFTER,
             seen: now,
             proven_at,
+            // Losses that are counted already are older than this entry.
             losses: self.driver.losses(),
             suspect: state == Connection::Down,
             gone: false,
@@ -85,7 +89,7 @@ impl Session {
 }
 
 impl LockEntry {
-    /// Returns whether the server said that the node of the lock is gone.
+    /// Returns `true` if the server reported that the node of the lock is gone.
     pub(crate) fn is_gone(&self) -> bool {
         self.session.kept.lock().locks.get(&self.number).is_some_and(|lock| lock.gone)
     }
@@ -115,6 +119,7 @@ impl LockEntry {
         let mut kept = self.session.kept.lock();
         if let Some(lock) = kept.locks.get_mut(&self.number) {
             (lock.path, lock.czxid, lock.moves) = (Arc::clone(path), czxid, None);
+            // The new node is not watched yet.
             lock.watch_at = now + WATCHED_AFTER;
         }
         let wakes = kept.look_by(now, self.session.timeout, WATCHED_AFTER);
@@ -128,7 +133,7 @@ impl LockEntry {
 impl Drop for LockEntry {
     fn drop(&mut self) {
         let lock = self.session.kept.lock().locks.remove(&self.number);
-        // Outside of the mutex.
+        // Freed after the mutex is unlocked.
         drop(lock);
     }
 }

@@ -1,4 +1,4 @@
-//! How servers meet a connection that opens no session: what the client library does not tell.
+//! Finds out how servers treat a connection that opens no session, which the client library does not report.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -8,21 +8,21 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// How long a server may take to accept a connection, or to end one.
+/// The time that a server may take to accept a connection, or to end one.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What becomes of a connection on which nothing is sent.
+/// The fate of a connection on which nothing is sent; the greater, the more it says of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Greeting {
-    /// There is none.
+    /// No connection comes about.
     None,
-    /// It stays open.
+    /// The connection stays open.
     Silent,
-    /// It is ended at once, as by a server that has too many of the host.
+    /// The connection is ended at once, as by a server that has too many of this host.
     Closed,
 }
 
-/// The one of several servers that says the most.
+/// Returns the greeting that says the most, of several servers.
 pub(super) async fn of_any(servers: &str) -> Greeting {
     let greetings: JoinSet<_> = servers.split(',').map(|server| of(server.to_owned())).collect();
     greetings.join_all().await.into_iter().max().unwrap_or(Greeting::None)
@@ -31,7 +31,7 @@ pub(super) async fn of_any(servers: &str) -> Greeting {
 async fn of(server: String) -> Greeting {
     let mut connection = match within(PATIENCE, TcpStream::connect(server)).await {
         Some(Ok(connection)) => connection,
-        // It was ended before this process looked whether it had come about.
+        // The server ended the connection before this process saw that it was established.
         Some(Err(error)) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
             return Greeting::Closed;
         }

@@ -1,4 +1,4 @@
-//! The state that a session keeps behind its mutex.
+//! The state that a session keeps behind its mutex. `session.rs` shows how it changes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,24 +7,24 @@ use std::time::Duration;
 use dlock_core::Timestamp;
 use dlock_core::backend::Signal;
 
-/// A share of the session timeout, for what has to happen several times within it.
+/// The number of proofs of life within a session timeout.
 pub(super) const BEATS: u32 = 10;
-/// A lock that is held for longer than this is watched, so that a deletion of its node is known at once. Most are not,
-/// and need no watch.
+/// The time after which the node of a held lock is watched, so that its deletion is known at once. Most locks are held
+/// for less, and need no watch.
 pub(super) const WATCHED_AFTER: Duration = Duration::from_millis(20);
 
-/// The connection of a session, the locks that it keeps, and when it is due for what.
+/// The connection of a session, the locks that it keeps, and the times of its next steps.
 pub(super) struct Kept {
     pub(super) state: Connection,
     pub(super) locks: HashMap<u64, KeptLock>,
     pub(super) next: u64,
-    /// How many claims wait for a lock.
+    /// The number of claims that wait for a lock.
     pub(super) waiting: usize,
-    /// When the last write was sent that a majority has.
+    /// The send time of the last write that a majority has confirmed.
     pub(super) proven_at: Timestamp,
-    /// When the next proof is due.
+    /// The time at which the next proof of life is due.
     pub(super) beat_at: Timestamp,
-    /// When the session will be looked after next.
+    /// The time at which the session's task looks next.
     pub(super) look_at: Timestamp,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Kept {
 pub(super) enum Connection {
     Up,
     Down,
-    /// The session is over, for this reason.
+    /// The session has ended, for this reason.
     Ended(&'static str),
 }
 
@@ -41,26 +41,26 @@ pub(super) struct KeptLock {
     pub(super) signal: Signal,
     pub(super) path: Arc<str>,
     pub(super) czxid: i64,
-    /// The `czxid` of the node by which it was granted.
+    /// The `czxid` of the node by which the lock was granted. `czxid` differs from it after a downgrade.
     pub(super) fence: i64,
     /// The node that is about to replace this one, or has replaced it.
     pub(super) moves: Option<Arc<str>>,
-    /// When its node is to be watched; `NEVER` while it is.
+    /// The time at which the node is to be watched; `NEVER` while it is watched.
     pub(super) watch_at: Timestamp,
-    /// When it was last seen on the server.
+    /// The time at which the node was last seen on the server.
     pub(super) seen: Timestamp,
-    /// When the last proof of life was sent that counted for it.
+    /// The send time of the last proof of life that counted for the lock.
     pub(super) proven_at: Timestamp,
-    /// How many losses of the connection were noted for it.
+    /// The number of losses of the connection that were noted for the lock.
     pub(super) losses: u64,
-    /// The connection was lost, and its node was not seen since.
+    /// The connection was lost, and the node was not seen since.
     pub(super) suspect: bool,
-    /// The server said that its node is gone.
+    /// The server reported that the node is gone.
     pub(super) gone: bool,
 }
 
 impl Kept {
-    /// Returns the state of a session that was asked for at `opened`.
+    /// Returns the state of a session that was requested at `opened`.
     pub(super) fn new(opened: Timestamp) -> Self {
         Self {
             state: Connection::Up,
@@ -73,12 +73,14 @@ impl Kept {
         }
     }
 
-    /// Notes that the session is to be looked after within this time. Returns whether its task has to be woken.
+    /// Notes that the session is to be looked after within this time. Returns `true` if its task has to be woken.
     pub(super) fn look_by(&mut self, now: Timestamp, timeout: Duration, within: Duration) -> bool {
+        // The session kept nothing so far, so that no proof of life was due.
         if self.beat_at == Timestamp::NEVER {
             self.beat_at = now + timeout / BEATS;
         }
         let at = now + within;
+        // The task sleeps until `look_at`, and need not be woken if that is early enough.
         let wakes = self.look_at > at;
         self.look_at = self.look_at.min(at);
         wakes

@@ -1,4 +1,13 @@
-//! How a session is opened.
+//! Opens sessions.
+//!
+//! ```text
+//!  open_session ─► open_checked ─► open_with ─► up to `OPENINGS` attempts, of which the first session counts
+//!      │               │
+//!      │               ├─► refuses a session timeout below two ticks
+//!      │               ├─► a longer session timeout than requested: open_with once more, with more patience
+//!      │               └─► find_chroot
+//!      └─► no server opened a session: asks how they treat a connection, for the error
+//! ```
 
 use std::panic::resume_unwind;
 use std::time::Duration;
@@ -13,30 +22,30 @@ use super::greeting::{self, Greeting};
 use crate::config::Config;
 use crate::error::{is_refusal, refusal};
 
-/// The client library pauses between two rounds over the servers, twice as long each time. With a longer list, in which
-/// each server stands several times, it hardly gets there before the session ends, and pauses a second or so at the
-/// most.
+/// The least length of the list of addresses for the client library. The library pauses between two rounds over the
+/// list, twice as long each time. In a long list, in which each server stands several times, it hardly gets to a pause
+/// before the session ends, and pauses a second or so at the most.
 const ADDRESSES: usize = 24;
-/// A connection without a sign of life counts as broken after this share of the session timeout. That leaves time to
-/// try two more servers that are silent before the locks are lost: the client library picks them at random, and may
-/// well pick the same one again.
+/// The share of the session timeout after which a connection without a sign of life counts as broken. That leaves time
+/// to try two more servers that are silent before the locks are lost: the client library picks servers at random, and
+/// may well pick the same one again.
 const SILENCE: u32 = 6;
-/// How many attempts to open a session are under way at the most. Another one is begun when none has succeeded for as
-/// long as one server may be silent.
+/// The number of attempts to open a session. The next one is begun when none has succeeded for as long as one server
+/// may be silent, or when one has timed out while others are under way.
 const OPENINGS: usize = 4;
 
-/// Why no session was opened.
+/// The reason why no session was opened.
 #[derive(Clone, Debug)]
 pub(crate) enum NotOpened {
     Client(Error),
-    /// No server opened a session, and this is how they meet a connection.
+    /// No server opened a session; this is how they treat a connection.
     Unreached(Greeting),
-    /// What was found does not fit the settings.
+    /// The servers or their nodes do not fit the settings.
     Settings(String),
 }
 
 impl NotOpened {
-    /// What it means for a lock. Nothing was sent that changes anything.
+    /// Returns the failure of a lock that needed the session. Nothing was sent that changes a lock.
     pub(crate) fn failure(&self, servers: &str) -> Failure {
         let error = match self {
             Self::Settings(what) => return Failure::invalid_config(format!("{servers}: {what}")),
@@ -61,7 +70,7 @@ impl NotOpened {
                 Failure::denied(format!("{servers}: the server refused the user or the password"))
             }
             Error::BadArguments(what) => Failure::invalid_config(format!("{servers}: {what}")),
-            // The path of the URL was looked for, or made.
+            // The request was refused that looks for the path of the URL, or makes it.
             error if is_refusal(error) => {
                 let refused = refusal(error, "the path of the URL");
                 Failure::new(refused.kind(), format!("{servers}: {}", refused.message()))
@@ -78,7 +87,7 @@ impl From<Error> for NotOpened {
 }
 
 impl Config {
-    /// Opens a session.
+    /// Opens a session, and says why if no server opens one.
     pub(crate) async fn open_session(&self) -> Result<Driven, NotOpened> {
         match self.open_checked().await {
             Err(NotOpened::Client(Error::NoHosts)) => {
@@ -88,11 +97,13 @@ impl Config {
         }
     }
 
-    /// Opens a session, and refuses one that endangers locks.
+    /// Opens a session, and refuses a session that endangers locks.
     async fn open_checked(&self) -> Result<Driven, NotOpened> {
         let silence = self.session_timeout / SILENCE;
         let mut driven = self.open_with(silence).await?;
         let granted = driven.client.session_timeout();
+        // A leader may learn of a session half a tick late, which has to fit into the last third of the timeout: see
+        // `Session::trusted_for`.
         if granted < self.tick * 2 {
             return Err(NotOpened::Settings(format!(
                 "the servers grant a session timeout of {granted:?}, which is less than two ticks of {:?}: a leader could \
@@ -117,7 +128,8 @@ impl Config {
             });
         }
         if granted / SILENCE > silence {
-            // The server insists on a longer session: connections need not be given up as early as was asked for.
+            // The servers insist on a longer session: connections need not count as broken as early as was planned, and
+            // are opened anew with the patience that fits.
             drop(driven);
             driven = self.open_with(granted / SILENCE).await?;
         }
@@ -135,19 +147,19 @@ impl Config {
                 "the path {chroot:?} of the URL does not exist: correct it, or have it made with create_chroot=true"
             )));
         }
-        // Not a container, which would be gone again when it is empty.
+        // Not a container, which the servers delete again when it is empty.
         let options = CreateMode::Persistent.with_acls(Acls::new(&self.parent_acl));
         Ok(client.mkdir(chroot, &options).await?)
     }
 
-    /// The servers, each as often as makes a long list.
+    /// Returns the servers, each repeated as often as makes the list long enough.
     fn addresses(&self) -> String {
         let count = self.servers.split(',').count();
         vec![self.servers.as_str(); ADDRESSES.div_ceil(count)].join(",")
     }
 
     /// Opens a session, by several attempts if servers are silent: each attempt picks servers at random, and may pick
-    /// those again and again.
+    /// silent ones again and again.
     async fn open_with(&self, silence: Duration) -> Result<Driven, Error> {
         let mut attempts = JoinSet::new();
         let mut begun = 0;
@@ -159,7 +171,9 @@ impl Config {
             let more = begun < OPENINGS;
             tokio::select! {
                 Some(opened) = attempts.join_next() => match opened {
+                    // Other attempts may have picked a server that answers.
                     Ok(Err(Error::Timeout)) if !attempts.is_empty() => {}
+                    // Any other outcome counts. The attempts that are under way end with the set.
                     Ok(opened) => return opened,
                     Err(error) => match error.try_into_panic() {
                         Ok(panic) => resume_unwind(panic),
@@ -171,8 +185,9 @@ impl Config {
         }
     }
 
-    /// Tries to open a session.
+    /// Returns one attempt to open a session.
     fn attempt(&self, silence: Duration) -> impl Future<Output = Result<Client, Error>> + Send + use<> {
+        // Fails once all addresses were tried, and does not go on for the whole session timeout.
         let mut connector = Client::connector()
             .with_session_timeout(self.session_timeout)
             .with_connection_timeout(silence)

@@ -1,4 +1,10 @@
 //! Writes proofs of life when they are due, one for all claims that need one.
+//!
+//! | `Session::proving` | the shared proof of life | what `prove_life_together` does |
+//! |---|---|---|
+//! | `None` | none is under way | starts a task that writes one, and waits for it |
+//! | an open channel | is under way | waits for it |
+//! | a closed channel | its task was dropped | starts another task |
 
 use std::sync::Arc;
 
@@ -20,9 +26,9 @@ impl Session {
         Box::pin(self.prove_life_together(until)).await
     }
 
-    /// Returns when the last proof of life was sent; writes another one if that was too long ago.
+    /// Returns when the last proof of life was sent. Writes another one if that was too long ago.
     pub(crate) async fn fresh_proof(self: &Arc<Self>, until: Instant) -> Result<Timestamp, Failure> {
-        // One that was under way may have been sent long ago; the next is not.
+        // A proof that was under way already may have been sent long ago. The second one was not.
         for _ in 0..2 {
             if self.clock.now().since(self.kept.lock().proven_at) < self.timeout / 4 {
                 break;
@@ -32,34 +38,35 @@ impl Session {
         Ok(self.kept.lock().proven_at)
     }
 
-    /// Writes a proof of life, one for all callers of a moment. It goes on when they are cancelled.
+    /// Writes a proof of life, one for all callers of a moment. The write goes on when the callers are cancelled.
     async fn prove_life_together(self: &Arc<Self>, until: Instant) -> Result<(), Failure> {
         let mut proving = {
             let mut proving = self.proving.lock();
             match &*proving {
-                // A closed channel: its task was dropped.
+                // The channel is closed if its task was dropped.
                 Some(under_way) if under_way.has_changed().is_ok() => under_way.clone(),
                 _ => {
-                    let (tell, told) = watch::channel(None);
+                    let (sender, receiver) = watch::channel(None);
                     let session = Arc::clone(self);
                     keeper::runtime()?.spawn(async move {
                         let written = session.write_proof().await.map(drop);
+                        // Before the outcome is sent: a caller that comes now gets a proof that is sent after it came.
                         *session.proving.lock() = None;
-                        tell.send_replace(Some(written));
+                        sender.send_replace(Some(written));
                     });
-                    proving.insert(told).clone()
+                    proving.insert(receiver).clone()
                 }
             }
         };
         let written = async {
-            // The channel is closed when the task is dropped with its runtime, at the end of the process.
+            // The channel is closed if the task is dropped with its runtime, at the end of the process.
             let written = proving.wait_for(Option::is_some).await;
             written.map_or(Err(Error::ClientClosed), |written| written.clone().unwrap_or(Ok(())))
         };
         self.in_time(until, written).await
     }
 
-    /// Writes a proof of life. Fails as `Unavailable` when it was not confirmed, also when the session is over.
+    /// Writes a proof of life. Fails as `Unavailable` if it was not confirmed, also if the session has ended.
     pub(crate) async fn prove_life(&self, until: Instant) -> Result<(), Failure> {
         self.server_time(until).await.map(drop)
     }
@@ -87,13 +94,13 @@ impl Session {
     ) -> Result<T, Failure> {
         let path = self.proof.path();
         match by_then(until, written).await {
-            // No lock depends on it yet, so that the outcome does not matter.
+            // Judged as a read: no lock depends on this write yet, so that its outcome does not matter.
             Some(written) => written.map_err(|error| of_read(error, path)),
             None => Err(Failure::unavailable(format!("no answer in time to a write to {path:?}"))),
         }
     }
 
-    /// Notes that a write which was sent at `sent` was confirmed.
+    /// Notes that a write that was sent at `sent` was confirmed.
     pub(crate) fn note_proof(&self, sent: Timestamp) {
         let mut kept = self.kept.lock();
         kept.proven_at = kept.proven_at.max(sent);

@@ -1,8 +1,13 @@
-//! How many requests of one session are under way.
+//! Bounds the requests of one session that are under way.
 //!
-//! The servers answer the requests of a session in their order, so that each one waits for all before it. What would
-//! make a queue waits in this process instead, where what nobody needs any more is never sent, and what is urgent
-//! overtakes it.
+//! The servers answer the requests of a session in their order, so that each request waits for all before it. A request
+//! that would have to wait there waits in this process instead, where it is not sent if it is no longer needed, and
+//! where an urgent one overtakes it.
+//!
+//! | a [`Gate`] is | a sender that comes | a round of `attend` |
+//! |---|---|---|
+//! | open: a pass is free | gets a pass | ends `attend` |
+//! | full: no pass is free | waits, and starts `attend` | takes [`LEFT_LYING`], and until all requests of earlier rounds are answered; if there are passes of earlier rounds, the gate is open again |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +20,15 @@ use zookeeper::{Client, Error};
 use super::driver::{Driver, together};
 use crate::wire::Answer;
 
-/// How many claims may have requests under way, each a creation and a listing or the looks of one who waits.
+/// The number of claims that may have requests under way, each a creation and a listing, or the looks of a waiter.
 const ORDINARY: usize = 128;
-/// How many deletions may be under way besides.
+/// The number of deletions that may be under way besides.
 const DELETIONS: usize = 128;
-/// How long a caller may leave an answer lying that came, before others send requests in its stead.
+/// The time for which a caller may leave an answer unread that has come, before other callers send requests in its
+/// stead.
 const LEFT_LYING: Duration = Duration::from_millis(50);
 
-/// The bounds of one session. Proofs of life have none: there are few of them.
+/// The bounds of one session. Proofs of life have none, since there are few of them.
 pub(crate) struct Requests {
     client: Client,
     driver: Arc<Driver>,
@@ -35,12 +41,13 @@ impl Requests {
         Self { client, driver, ordinary: Gate::new(ORDINARY), deletions: Gate::new(DELETIONS) }
     }
 
-    /// Deletes a node, ahead of whatever is not under way yet. Sent at once, or soon when very many are, whether or not
-    /// the answer is waited for.
+    /// Deletes a node, ahead of all requests that are not under way yet. The deletion is sent at once, or soon if very
+    /// many are under way, whether or not the answer is waited for.
     pub(crate) fn delete(&self, path: &Arc<str>) -> Answer<Result<(), Error>> {
         let Self { client, driver, .. } = self;
         match self.deletions.try_enter() {
             Some(pass) => {
+                // Sent before this returns. The pass stays with the answer.
                 let deletion = driver.send(|| client.delete(path, None));
                 together(Box::pin(async move {
                     let deleted = deletion.await;
@@ -54,7 +61,8 @@ impl Requests {
                     let _pass = gate.enter(client.clone()).await;
                     client.delete(&path, None).await
                 };
-                // It is sent also when nobody waits for its answer: the node would keep others waiting.
+                // In a task, so that the deletion is sent also if its answer is not waited for: the node keeps other
+                // clients waiting.
                 match keeper::runtime() {
                     Ok(runtime) => {
                         let deleted = runtime.spawn(deletion);
@@ -67,23 +75,23 @@ impl Requests {
     }
 }
 
-/// Lets so many in at a time that send requests.
+/// Lets a bounded number of senders in at a time.
 ///
-/// Who sends is let in until it has seen the answer, which one that is not polled never does. So while others wait, it
-/// is found out whose answers have come, and their passes go to others.
+/// A sender is in until it has seen its answer, which a future that is not polled never does. So while others wait,
+/// `attend` finds out whose answers have come, and gives their passes to others.
 pub(crate) struct Gate {
     most: usize,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Replaced when those who were let in have had their answers.
+    /// Replaced when the senders that were let in have had their answers.
     passes: Arc<Semaphore>,
-    /// Grows while answers are waited for.
+    /// The number of the round of `attend`, which grows while senders wait.
     round: u64,
-    /// How many were let in in this round, and are still in.
+    /// The number of senders that were let in in this round, and are still in.
     recent: usize,
-    /// Somebody finds out whose answers have come.
+    /// `attend` runs.
     attended: bool,
 }
 
@@ -97,6 +105,7 @@ pub(crate) struct Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         let mut state = self.gate.state.lock();
+        // Passes of earlier rounds are not counted in `recent`.
         if state.round == self.round {
             state.recent -= 1;
         }
@@ -120,11 +129,12 @@ impl Gate {
         Pass { gate: Arc::clone(self), round: state.round, _pass: pass }
     }
 
-    /// Waits in line. Whether answers have come is asked with `client`.
+    /// Waits for a pass, in the order of the callers. `client` is used to find out whether answers have come.
     pub(crate) async fn enter(self: Arc<Self>, client: Client) -> Pass {
         loop {
             let passes = {
                 let mut state = self.state.lock();
+                // The first sender that has to wait starts the task.
                 if !std::mem::replace(&mut state.attended, true) {
                     match keeper::runtime() {
                         Ok(runtime) => drop(runtime.spawn(Arc::clone(&self).attend(client.clone()))),
@@ -133,14 +143,14 @@ impl Gate {
                 }
                 Arc::clone(&state.passes)
             };
-            // They were replaced if there are none.
+            // The semaphore is closed once it was replaced; the new one is in `state`.
             if let Ok(pass) = passes.acquire_owned().await {
                 return self.pass(&mut self.state.lock(), pass);
             }
         }
     }
 
-    /// As long as nobody can enter: finds out whose answers have come, and lets others in for those.
+    /// Finds out whose answers have come, and lets other senders in for those, until a pass is free.
     async fn attend(self: Arc<Self>, client: Client) {
         loop {
             {
@@ -149,7 +159,7 @@ impl Gate {
                 state.recent = 0;
             }
             sleep(LEFT_LYING).await;
-            // Once this is answered, so is all that was sent before. Without a connection all is.
+            // Once this is answered, so is all that was sent before. Without a connection, all requests are answered.
             drop(client.check_stat("/").await);
             let mut state = self.state.lock();
             let free = state.passes.available_permits();
@@ -157,6 +167,8 @@ impl Gate {
                 state.attended = false;
                 return;
             }
+            // The passes of earlier rounds are of senders whose answers have come: others get as many. Senders of this
+            // round may be in besides, so that the bound can be exceeded by them.
             if state.recent < self.most {
                 let replaced = std::mem::replace(&mut state.passes, Arc::new(Semaphore::new(self.most)));
                 drop(state);

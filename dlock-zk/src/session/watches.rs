@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bytes of paths that waiters may watch. The client library sets all watches again over a new connection; with more
-/// than 128 KiB of paths, the request that does so ends that connection too, and with it the session.
+/// The bytes of paths that waiters may watch. The client library sets all watches again over a new connection; with
+/// more than 128 KiB of paths, the request that does so ends that connection too, and with it the session.
 const BY_WAITERS: usize = 96 << 10;
-/// Bytes of paths that holders and directories may use. They manage without a watch.
+/// The bytes of paths that holders and directories may use. They manage without a watch.
 const BY_OTHERS: usize = 28 << 10;
 
 /// Allows one path to be watched, until this is dropped.
@@ -50,6 +50,7 @@ impl Watches {
 
 fn pass(free: &Arc<Semaphore>, path: &str, left: usize) -> Option<WatchPass> {
     let bytes = u32::try_from(path.len()).ok()?;
+    // Acquired before the check, so that two callers cannot both take what is left; a pass beyond the limit is dropped.
     let pass = Arc::clone(free).try_acquire_many_owned(bytes).ok()?;
     (free.available_permits() >= left).then_some(pass)
 }

@@ -1,4 +1,4 @@
-//! Which process may open sessions.
+//! The process that may open sessions.
 
 use std::sync::OnceLock;
 
@@ -12,8 +12,9 @@ pub(super) fn opens_in_this_process() {
     PROCESS.get_or_init(std::process::id);
 }
 
-/// Refuses sessions to a child, made by `fork`, of a process that has opened one. The reactor is one for all of a
-/// process: its thread is not in the child, where nothing would be answered, and what it waits with is the parent's.
+/// Refuses sessions to a child, made by `fork`, of a process that has opened one. There is one reactor for all of a
+/// process. Its thread is not in the child, where nothing would be answered, and the handles that it waits with are the
+/// parent's.
 pub(super) fn refuse_in_child() -> Result<(), Failure> {
     if PROCESS.get().is_none_or(|process| *process == std::process::id()) {
         return Ok(());

@@ -1,7 +1,14 @@
-//! What this process left in queues, and removes when its time is over.
+//! The nodes that this process left in queues, and removes when their time is over.
 //!
-//! Whoever comes to a key removes what has ended there; this is for those who only wait, in other programs, and for
-//! keys that nobody comes to any more. A process that has ended removes nothing: `ZooKeeper::prune` is for that.
+//! A claim that comes to a key removes the nodes there whose time is over. This task is for claims of other programs
+//! that wait there already, and for keys that no claim comes to again. A process that has ended removes nothing:
+//! `ZooKeeper::prune` is for that.
+//!
+//! | the task `remove_all` | entered when | ends by |
+//! |---|---|---|
+//! | does not run | at first; nothing is left to remove | `remove_later` |
+//! | sleeps | the next node is not due | its time, for [`NAP`] at the most; `remove_later`, which wakes it |
+//! | removes | nodes are due | those that remain, or could not be removed, are due again later |
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,17 +22,17 @@ use tokio::time::Instant;
 
 use super::Sessions;
 
-/// So many are remembered.
+/// The number of nodes that are remembered.
 const MOST: usize = 100_000;
-/// So many are removed by one look at the servers' time.
+/// The number of nodes that are removed by one look at the servers' time.
 const AT_ONCE: usize = 64;
-/// How long one look may take.
+/// The time that one look may take.
 const LOOK: Duration = Duration::from_secs(5);
-/// When to try again after a failure.
+/// The time after which a failure is followed by another try.
 const AGAIN: Duration = Duration::from_secs(1);
-/// When to try again after a refusal, which ends when somebody gives a right back.
+/// The time after which a refusal is followed by another try; a refusal ends when an administrator restores a right.
 const REFUSED: Duration = Duration::from_secs(30);
-/// The longest sleep, after which it is seen whether anybody has the locks still.
+/// The longest sleep, after which it is checked whether the backend is still in use.
 const NAP: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -41,9 +48,9 @@ struct State {
 /// A node that was left.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Leftover {
-    /// When to look.
+    /// The time at which to look.
     at: Instant,
-    /// When it is over, by the servers' clock.
+    /// Its end by the servers' clock.
     ends: i64,
     path: Arc<str>,
 }
@@ -52,6 +59,7 @@ impl Sessions {
     /// Removes a node that was left, in so long, once its end has come by the servers' clock.
     pub(crate) fn remove_later(self: &Arc<Self>, path: Arc<str>, ends: i64, within: Duration) {
         let mut state = self.leftovers.0.lock();
+        // Beyond that, other claims and `ZooKeeper::prune` remove it.
         if state.due.len() >= MOST {
             return;
         }
@@ -65,10 +73,11 @@ impl Sessions {
         runtime.spawn(remove_all(Arc::downgrade(self), wake));
     }
 
-    /// When to look next; `None` when nothing is left.
+    /// Returns the time of the next look, or `None` if nothing is left.
     fn next_due(&self) -> Option<Instant> {
         let mut state = self.leftovers.0.lock();
         let at = state.due.peek().map(|Reverse(next)| next.at);
+        // Under the mutex: `remove_later` sees either the task, or that it has to start one.
         if at.is_none() {
             state.wake = None;
         }
@@ -86,12 +95,14 @@ impl Sessions {
         due
     }
 
-    /// Removes those of `due` that are over; what remains in it is still there, as far as is known.
+    /// Removes those of `due` whose time is over. Those that remain in `due` are still there, as far as is known.
     async fn remove(self: &Arc<Self>, due: &mut Vec<Leftover>) -> Result<(), Failure> {
         let until = Instant::now() + LOOK;
         let session = self.get(until).await?;
         session.connected(until).await?;
+        // By the servers' clock: the local time only decides when to look.
         let now = session.server_time(until).await?;
+        // Planned anew first, so that a failure below leaves each of them with a time to look.
         for leftover in due.iter_mut() {
             let left = u64::try_from(leftover.ends.saturating_sub(now)).unwrap_or_default();
             leftover.at = Instant::now() + Duration::from_millis(left);
@@ -104,6 +115,7 @@ impl Sessions {
             }
             match session.delete(&leftover.path, until).await {
                 Ok(()) => drop(due.swap_remove(at)),
+                // Only this node is refused; the others may be of other keys.
                 Err(failure) if failure.kind() == ErrorKind::Denied => {
                     leftover.at = Instant::now() + REFUSED;
                     at += 1;
@@ -115,9 +127,10 @@ impl Sessions {
     }
 }
 
-/// Removes what is over, until nothing is left.
+/// Removes nodes whose time is over, until none is left.
 async fn remove_all(sessions: Weak<Sessions>, wake: Arc<Notify>) {
     loop {
+        // A weak reference, so that this task does not keep the backend.
         let Some(at) = sessions.upgrade().and_then(|sessions| sessions.next_due()) else { return };
         tokio::select! {
             () = sleep_until(at.min(Instant::now() + NAP)) => {}
@@ -130,7 +143,7 @@ async fn remove_all(sessions: Weak<Sessions>, wake: Arc<Notify>) {
         }
         match sessions.remove(&mut due).await {
             Ok(()) => {}
-            // Nobody uses the locks any more: that is for others.
+            // The backend was closed: the nodes are left to other programs.
             Err(failure) if failure.kind() == ErrorKind::Closed => return,
             Err(failure) if !failure.is_transient() && failure.kind() != ErrorKind::Denied => due.clear(),
             Err(failure) => {

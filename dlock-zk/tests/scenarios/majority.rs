@@ -1,6 +1,7 @@
 //! Quorums of independent servers.
 
-use dlock_core::{Locks, Quorum, Wait};
+use dlock_core::{Locks, Wait};
+use dlock_quorum::Quorum;
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use tokio::task::JoinSet;
 

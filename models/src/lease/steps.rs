@@ -59,22 +59,23 @@ impl Lease {
     pub(super) fn answer(&self, state: &mut State, id: u8) -> Option<()> {
         let client = &mut state.clients[usize::from(id)];
         let age = client.awaited.take()?;
-        let lease = self.lease - self.margin;
+        let lease = self.lease;
+        let from_send = |age| if self.rules.deadline_from_send { age } else { 0 };
         match (client.reply.take()?, &mut client.phase) {
             (Reply::Granted { fence, section }, Phase::Trying { first, .. }) => {
-                let age = if self.rules.deadline_from_send { first.unwrap_or(age) } else { 0 };
-                let left = lease.saturating_sub(age);
-                // A grant that comes too late is released.
-                client.phase =
-                    if left > 0 { Phase::Holding { fence, section, left } } else { Phase::Leaving };
+                client.phase = match engine::granted(from_send(first.unwrap_or(age)), lease) {
+                    Some(left) => Phase::Holding { fence, section, left },
+                    None => Phase::Leaving,
+                };
             }
-            // Somebody else has it, so an earlier attempt of ours does not.
-            (Reply::Busy, Phase::Trying { first, .. }) => *first = None,
-            (Reply::Extended, Phase::Holding { left, .. }) => {
-                let age = if self.rules.deadline_from_send { age } else { 0 };
-                *left = (*left).max(lease.saturating_sub(age));
+            (Reply::Busy, Phase::Trying { first, .. }) => *first = engine::busy(*first, lease),
+            (reply @ (Reply::Extended | Reply::Gone), phase @ Phase::Holding { .. }) => {
+                let Phase::Holding { left, .. } = phase else { return None };
+                match engine::renewed(reply == Reply::Extended, *left, from_send(age), lease) {
+                    Some(until) => *left = until,
+                    None => *phase = Phase::Leaving,
+                }
             }
-            (Reply::Gone, phase @ Phase::Holding { .. }) => *phase = Phase::Leaving,
             (Reply::Withdrawn, phase @ Phase::Leaving) => *phase = Phase::Idle,
             (Reply::Fence(drawn), Phase::Holding { fence, .. }) => *fence = drawn,
             _ => return None,

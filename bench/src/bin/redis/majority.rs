@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 use dlock_bench::measure::{Pace, Pairs, drive, pace_row};
 use dlock_bench::report::{Row, Spread};
-use dlock_core::{Locks, Quorum, Wait};
+use dlock_core::{Locks, Wait};
+use dlock_quorum::Quorum;
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::RedisServer;
 

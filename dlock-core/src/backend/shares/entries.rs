@@ -1,25 +1,25 @@
-//! What is stored for a key.
+//! The stored parts of a key's state.
 
 use crate::clock::Timestamp;
 use crate::fence::Fence;
 use crate::mode::{Mode, PREFERENCE};
 use crate::token::Token;
 
-/// A holder of a key, alone or with others. `D` is what the store keeps of the holder beside that: its name, a line of
+/// A holder of a key, alone or with others. `D` is what the store keeps of the holder besides: its name, a line of
 /// text, nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HolderEntry<D> {
     /// The mark of the claim that holds it.
     pub token: Token,
-    /// Whether it holds the key alone, as a reader, or how many permits it has.
+    /// The mode of the hold: exclusive, a reader's, or its number of permits.
     pub mode: Mode,
     /// The first fence of the grant.
     pub fence: Fence,
-    /// When it counts no more.
+    /// The time at which the entry ends.
     pub expires: Timestamp,
-    /// Whether it was released, and its part of the key stays taken.
+    /// Is `true` if it was released, and its part of the key stays taken.
     pub left_behind: bool,
-    /// What the store keeps beside that.
+    /// The details that the store keeps besides.
     pub detail: D,
 }
 
@@ -27,20 +27,20 @@ pub struct HolderEntry<D> {
 /// has a token that the step names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Others {
-    /// How many readers they are, or how many permits they have.
+    /// The number of readers, or of permits.
     pub taken: u32,
-    /// When the first of them ends.
+    /// The time at which the first of them ends.
     pub first_end: Timestamp,
-    /// When the last of them ends.
+    /// The time at which the last of them ends.
     pub last_end: Timestamp,
 }
 
-/// How many permits a semaphore has.
+/// The number of permits of a semaphore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permits {
     /// The number.
     pub of: u32,
-    /// Until when it is remembered; no holder of permits ends later.
+    /// The time until which it is remembered; no holder of permits ends later.
     pub remembered_until: Timestamp,
 }
 
@@ -49,14 +49,14 @@ pub struct Permits {
 pub struct Preference {
     /// The claim's token.
     pub token: Token,
-    /// When it began.
+    /// The time at which it began.
     pub since: Timestamp,
-    /// When it ends, unless the claim asks again before.
+    /// The time at which it ends, unless the claim asks again before.
     pub alive_until: Timestamp,
 }
 
 impl Preference {
-    /// Returns until when newcomers are kept out; `None` when they are not.
+    /// Returns the time until which newcomers are kept out; `None` if they are not.
     #[must_use]
     pub fn keeps_out_until(&self, now: Timestamp) -> Option<Timestamp> {
         let until = self.alive_until.min(self.since + PREFERENCE);
@@ -75,6 +75,6 @@ impl Preference {
 pub struct QueueEntry {
     /// The claim's token.
     pub token: Token,
-    /// When it loses its place, unless it asks again before.
+    /// The time at which it loses its place, unless it asks again before.
     pub alive_until: Timestamp,
 }

@@ -1,4 +1,4 @@
-//! What is asked of a key, and what is answered.
+//! Requests to a key, and their answers.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use crate::fence::Fence;
 use crate::mode::Mode;
 use crate::token::Token;
 
-/// What an attempt asks for.
+/// The request of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockRequest {
     /// The claim's token.
     pub token: Token,
-    /// How the key is to be held.
+    /// The mode in which the key is to be held.
     pub mode: Mode,
-    /// For how long, unless it is renewed.
+    /// The length of the hold, unless it is renewed.
     pub lease: Duration,
-    /// Whether the claim keeps newcomers out while it waits: it waits, and its mode [has a
+    /// Is `true` if the claim keeps newcomers out while it waits: it waits, and its mode [has a
     /// preference](Mode::has_preference).
     pub prefers: bool,
-    /// Whether the claim waits in order.
+    /// Is `true` if the claim waits in order.
     pub in_order: bool,
-    /// How many fences a grant reserves, where the key is held alone.
+    /// The number of fences that an exclusive grant reserves.
     pub fences: u32,
     /// The least fence of a grant, for stores that draw fences from a clock or a counter of several keys.
     pub least_fence: Fence,
@@ -56,15 +56,15 @@ impl LockRequest {
     }
 }
 
-/// What an attempt finds.
+/// The outcome that an attempt would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
-    /// It can be granted.
+    /// The key can be granted.
     Free,
     /// The token holds the key already.
     Held,
-    /// Those who hold the key leave no room, unless a holder leaves before the first of them ends.
+    /// The holders of the key leave no room, unless a holder leaves before the first of them ends.
     Taken(Timestamp),
     /// There is room, and another claim's preference or turn keeps this one out until then.
     KeptOut(Timestamp),
@@ -78,50 +78,50 @@ pub enum Verdict {
 pub enum Answer {
     /// The claim holds the key.
     Granted(Granted),
-    /// Not before this moment, unless a holder leaves.
+    /// The claim has to wait until this moment, unless a holder leaves.
     Busy {
-        /// When it may be free.
+        /// The time at which the key may be free.
         until: Timestamp,
     },
     /// The key is used in this other way.
     Conflict(Mode),
 }
 
-/// What was granted.
+/// A grant of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// The first fence.
     pub fence: Fence,
-    /// How many fences were reserved; 1 where an earlier attempt was granted.
+    /// The number of fences that were reserved; 1 if an earlier attempt was granted.
     pub reserved: u32,
-    /// Whether an earlier attempt was granted, whose answer was lost.
+    /// Is `true` if an earlier attempt was granted, whose answer was lost.
     pub adopted: bool,
 }
 
-/// What came of a downgrade.
+/// The outcome of a downgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Downgraded {
-    /// The claim is a reader's from now on: those who wait for it have to be notified.
+    /// The claim is a reader's from now on: the waiters for the key have to be notified.
     Now,
-    /// It was before, and was renewed.
+    /// The claim was a reader's before, and was renewed.
     Before,
-    /// It holds nothing.
+    /// The claim holds nothing.
     Gone,
 }
 
-/// What a withdrawal took away.
+/// The parts that a withdrawal took away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Withdrawn<D> {
-    /// What the claim held, also where its time had ended.
+    /// The entry of the claim, also if its time had ended.
     pub entry: Option<HolderEntry<D>>,
-    /// Whether it was preferred.
+    /// Is `true` if the claim was preferred.
     pub preferred: bool,
 }
 
 impl<D> Withdrawn<D> {
-    /// Returns whether others may come in by it, and have to be notified.
+    /// Returns whether others may come in now, and have to be notified.
     #[must_use]
     pub const fn makes_room(&self) -> bool {
         self.entry.is_some() || self.preferred

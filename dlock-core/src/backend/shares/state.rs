@@ -11,11 +11,11 @@ use crate::fence::Fence;
 use crate::mode::{Mode, PERMITS_REMEMBERED, PREFERENCE_ALIVE};
 use crate::token::Token;
 
-/// Who holds one key, who is preferred, how many permits there are, and the last fence. See the [module](super) for the
-/// states and steps.
+/// The holders of one key, the preferred claim, the number of permits, and the last fence. See the [module](super) for
+/// the states and steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyState<D> {
-    /// Most keys are held by one.
+    /// Most keys have one holder.
     holders: SmallVec<[HolderEntry<D>; 1]>,
     others: Option<Others>,
     permits: Option<Permits>,
@@ -30,9 +30,9 @@ impl<D> Default for KeyState<D> {
     }
 }
 
-/// Making a state of what was stored, and reading what is to be stored.
+/// Construction from stored parts, and access to the parts to store.
 impl<D> KeyState<D> {
-    /// Creates the state of a key that nobody holds.
+    /// Creates the state of a key without holders.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -70,7 +70,7 @@ impl<D> KeyState<D> {
         Self { preferred, ..self }
     }
 
-    /// Sets the first of those who wait in order.
+    /// Sets the first of the claims that wait in order.
     #[must_use]
     pub fn with_first_in_queue(self, first: Option<QueueEntry>) -> Self {
         Self { first_in_queue: first, ..self }
@@ -82,17 +82,17 @@ impl<D> KeyState<D> {
         Self { last_fence, ..self }
     }
 
-    /// Sets the first of those who wait in order, of a state that is kept.
+    /// Sets the first of the claims that wait in order, in a state that is kept.
     pub const fn set_first_in_queue(&mut self, first: Option<QueueEntry>) {
         self.first_in_queue = first;
     }
 
-    /// Returns all entries, also those whose time has ended.
+    /// Returns all entries, also the ended ones.
     pub fn entries(&self) -> impl Iterator<Item = &HolderEntry<D>> {
         self.holders.iter()
     }
 
-    /// Returns all who hold the key.
+    /// Returns all holders of the key.
     pub fn holders(&self, now: Timestamp) -> impl Iterator<Item = &HolderEntry<D>> {
         self.holders.iter().filter(move |entry| entry.expires > now)
     }
@@ -103,13 +103,13 @@ impl<D> KeyState<D> {
         self.holders(now).min_by_key(|entry| entry.expires)
     }
 
-    /// Returns what this token holds.
+    /// Returns the hold of this token.
     #[must_use]
     pub fn holder(&self, token: &Token, now: Timestamp) -> Option<&HolderEntry<D>> {
         self.holders(now).find(|entry| entry.token == *token)
     }
 
-    /// Returns what was granted to this token, also where its time has ended.
+    /// Returns the entry of this token, also if its time has ended.
     pub fn entry_mut(&mut self, token: &Token) -> Option<&mut HolderEntry<D>> {
         self.holders.iter_mut().find(|entry| entry.token == *token)
     }
@@ -119,13 +119,13 @@ impl<D> KeyState<D> {
         self.holders.into_iter()
     }
 
-    /// Returns the number of permits; `None` of what is no semaphore, or is forgotten.
+    /// Returns the number of permits; `None` if the key is no semaphore, or its number is forgotten.
     #[must_use]
     pub fn permits(&self, now: Timestamp) -> Option<u32> {
         self.permits.filter(|permits| permits.remembered_until > now).map(|permits| permits.of)
     }
 
-    /// Returns what is stored of the number of permits, also where it is forgotten by now.
+    /// Returns the stored number of permits, also if it is forgotten by now.
     #[must_use]
     pub const fn stored_permits(&self) -> Option<Permits> {
         self.permits
@@ -149,7 +149,7 @@ impl<D> KeyState<D> {
         self.last_fence
     }
 
-    /// Returns until when the key has to be kept for its holders and its number of permits; `None` of a key that has
+    /// Returns the time until which the key has to be kept for its holders and its number of permits; `None` if it has
     /// neither.
     #[must_use]
     pub fn taken_until(&self, now: Timestamp) -> Option<Timestamp> {
@@ -165,10 +165,12 @@ impl<D> KeyState<D> {
     }
 }
 
-/// Steps.
+/// The steps.
 impl<D> KeyState<D> {
-    /// Returns what an attempt would find, and changes nothing.
+    /// Returns the outcome that an attempt would have, and changes nothing.
     pub fn judge(&self, request: &LockRequest, now: Timestamp) -> Verdict {
+        // A token that holds the key comes before every rule: its earlier attempt was granted, whatever has changed
+        // since.
         if self.holder(&request.token, now).is_some() {
             return Verdict::Held;
         }
@@ -178,6 +180,8 @@ impl<D> KeyState<D> {
                 None => Verdict::Taken(alone.expires),
             };
         }
+        // Conflicts come before room: a caller with another number of permits has to learn of it also while the
+        // semaphore is full.
         let (taken, first_end) = self.taken(now);
         match (self.permits(now), request.mode.permits()) {
             (Some(of), asked) if asked != Some(of) => {
@@ -194,7 +198,7 @@ impl<D> KeyState<D> {
         if !has_room {
             return Verdict::Taken(first_end.unwrap_or(now));
         }
-        // Those who wait in order are kept out by their order alone.
+        // Claims that wait in order are kept out by their order alone.
         let preferred = self.preferred.filter(|other| !request.in_order && other.token != request.token);
         let first = self.first_in_queue.filter(|first| first.token != request.token);
         let turn = first.map(|first| first.alive_until).filter(|until| *until > now);
@@ -204,7 +208,7 @@ impl<D> KeyState<D> {
         }
     }
 
-    /// Grants the key, adopts what the token holds, or refuses, which may make the claim the preferred one.
+    /// Grants the key, adopts the hold of the token, or refuses, which may make the claim the preferred one.
     pub fn attempt(&mut self, request: &LockRequest, now: Timestamp, detail: impl FnOnce() -> D) -> Answer {
         match self.judge(request, now) {
             Verdict::Free | Verdict::Held => Answer::Granted(self.grant(request, now, detail)),
@@ -226,12 +230,16 @@ impl<D> KeyState<D> {
             self.remember(request.lease, now);
             return Granted { fence, reserved: 1, adopted: true };
         }
+        // Ended entries count for nothing. They are deleted here, so that they do not pile up.
         self.holders.retain(|entry| entry.expires > now);
         if request.mode == Mode::Exclusive {
             (self.permits, self.preferred) = (None, None);
         } else {
+            // Only its own preference ends: another claim may wait for the readers or permits that are held beside this
+            // one.
             self.stop_waiting(&request.token);
             self.permits = request.mode.permits().map(|of| {
+                // A number that is stored already keeps its time, which may be that of a longer lease.
                 let known = self.permits.filter(|permits| permits.of == of);
                 known.unwrap_or(Permits { of, remembered_until: now })
             });
@@ -255,6 +263,8 @@ impl<D> KeyState<D> {
         if !request.prefers || self.alone(now).is_some() {
             return false;
         }
+        // The claim is alive because it asks: each attempt moves the end, and only the begin bounds the preference as a
+        // whole.
         let (token, alive_until) = (request.token, now + PREFERENCE_ALIVE);
         let since = match self.preferred.filter(|preferred| !preferred.is_over(now)) {
             None => now,
@@ -265,7 +275,7 @@ impl<D> KeyState<D> {
         true
     }
 
-    /// Has a claim keep nobody out any more. Returns whether it was the preferred one.
+    /// Ends the preference of a claim. Returns whether it had one.
     pub fn stop_waiting(&mut self, token: &Token) -> bool {
         self.preferred.take_if(|preferred| preferred.token == *token).is_some()
     }
@@ -278,7 +288,7 @@ impl<D> KeyState<D> {
         true
     }
 
-    /// Makes a reader of the writer that has this token.
+    /// Makes a reader of the writer with this token.
     pub fn downgrade(&mut self, token: &Token, lease: Duration, now: Timestamp) -> Downgraded {
         let Some(entry) = self.holder_mut(token, now) else { return Downgraded::Gone };
         if entry.mode != Mode::Exclusive {
@@ -286,23 +296,25 @@ impl<D> KeyState<D> {
             return Downgraded::Before;
         }
         (entry.mode, entry.expires) = (Mode::Shared, now + lease);
+        // Readers that wait get in now. A preference for a writer would keep them out although the key is shared.
         self.preferred = None;
         Downgraded::Now
     }
 
-    /// Takes away what a claim has: its hold and its preference.
+    /// Takes away everything that a claim has: its hold and its preference.
     pub fn withdraw(&mut self, token: &Token, now: Timestamp) -> Withdrawn<D> {
         let preferred = self.stop_waiting(token);
         let index = self.holders.iter().position(|entry| entry.token == *token);
         let entry = index.map(|index| self.holders.remove(index));
+        // A semaphore is remembered from its last use. The end of an entry that has run out is no use of it.
         if entry.as_ref().is_some_and(|entry| entry.expires > now) {
             self.remember(Duration::ZERO, now);
         }
         Withdrawn { entry, preferred }
     }
 
-    /// Leaves what a claim holds under the [token that is left behind](Token::left_behind), for so long, or no longer
-    /// than it is left already. Returns what was left.
+    /// Leaves the hold of a claim under the [token that is left behind](Token::left_behind), for so long, or no longer
+    /// than it is left already. Returns the entry that was left.
     pub fn leave(
         &mut self,
         token: &Token,
@@ -310,18 +322,21 @@ impl<D> KeyState<D> {
         now: Timestamp,
     ) -> Option<&mut HolderEntry<D>> {
         let (left, until) = (token.left_behind(), now + taken_for);
+        // A repetition finds the key left already, and may only shorten the time: it may be a request that arrives
+        // late.
         let is_left = self.holder(&left, now).is_some();
         let entry = self.holder_mut(if is_left { &left } else { token }, now)?;
         entry.expires = if is_left { entry.expires.min(until) } else { until };
         (entry.token, entry.left_behind) = (left, true);
         let expires = entry.expires;
+        // The number must outlive what is left under it, or a take-over would find a semaphore without one.
         if let Some(permits) = &mut self.permits {
             permits.remembered_until = permits.remembered_until.max(expires);
         }
         self.entry_mut(&left)
     }
 
-    /// Takes over what was left under `left`, if it is as much of the key as the request names.
+    /// Takes over the entry left under `left`, if it is as much of the key as the request names.
     pub fn take_over(
         &mut self,
         request: &LockRequest,
@@ -330,6 +345,7 @@ impl<D> KeyState<D> {
         detail: impl FnOnce() -> D,
     ) -> Answer {
         let same_part = |entry: &HolderEntry<D>| entry.mode.has_same_part(&request.mode);
+        // An earlier attempt took it over, and its answer was lost.
         if self.holder(&request.token, now).is_some_and(same_part) {
             return Answer::Granted(self.grant(request, now, detail));
         }
@@ -346,11 +362,11 @@ impl<D> KeyState<D> {
         Answer::Granted(Granted { fence, reserved, adopted: false })
     }
 
-    /// Changes the number of permits, and returns what it was; `None` of a key that is no semaphore.
+    /// Changes the number of permits, and returns the previous one; `None` if the key is no semaphore.
     ///
     /// # Errors
     ///
-    /// The mode in which the key is held, where that is as a lock.
+    /// The mode in which the key is held, if it is held as a lock.
     pub fn resize(&mut self, permits: u32, now: Timestamp) -> Result<Option<u32>, Mode> {
         let Some(before) = self.permits(now) else {
             let alone = self.alone(now).map(|entry| entry.mode);
@@ -366,7 +382,7 @@ impl<D> KeyState<D> {
         Ok(Some(before))
     }
 
-    /// Returns the entry that holds the key alone.
+    /// Returns the entry of an exclusive holder.
     fn alone(&self, now: Timestamp) -> Option<&HolderEntry<D>> {
         self.holders(now).find(|entry| entry.mode == Mode::Exclusive)
     }
@@ -375,7 +391,7 @@ impl<D> KeyState<D> {
         self.holders.iter_mut().find(|entry| entry.token == *token && entry.expires > now)
     }
 
-    /// Returns how many readers or permits there are in use, and when the first of them ends.
+    /// Returns the number of readers, or of permits in use, and the time at which the first of them ends.
     fn taken(&self, now: Timestamp) -> (u32, Option<Timestamp>) {
         let others = self.others.map(|others| (others.taken, others.first_end));
         let all = self.holders(now).map(|entry| (entry.mode.taken(), entry.expires)).chain(others);
@@ -392,9 +408,11 @@ impl<D> KeyState<D> {
         }
     }
 
-    /// Draws the fences of a grant. Returns the first, and how many there are.
+    /// Draws the fences of a grant. Returns the first of them, and their number.
     fn draw(&mut self, request: &LockRequest) -> (Fence, u32) {
         let fences = if request.mode == Mode::Exclusive { request.fences.max(1) } else { 1 };
+        // A store may draw from a clock or a shared counter. Whichever is higher wins, so that fences grow also after a
+        // key was forgotten.
         let first = self.last_fence.get().saturating_add(1).max(request.least_fence.get());
         self.last_fence = Fence::new(first.saturating_add(u64::from(fences - 1)));
         (Fence::new(first), fences)

@@ -13,23 +13,23 @@ use crate::error::Failure;
 pub struct MemoryClaim {
     shared: Arc<SharedMemory>,
     pub(super) request: ClaimRequest,
-    /// How many fences the next attempt reserves.
+    /// The number of fences that the next attempt reserves.
     reserves: u32,
     pub(super) in_flight: InFlight<()>,
     pub(super) held: bool,
-    /// It was said since the last attempt that the lock is free.
-    told: bool,
-    /// It had a place in line at the last attempt.
-    stands: bool,
+    /// Is `true` if `changed` has resolved since the last attempt.
+    notified: bool,
+    /// Is `true` if the claim had a place in the queue at the last attempt.
+    queued: bool,
 }
 
 impl MemoryClaim {
     pub(super) fn new(shared: Arc<SharedMemory>, request: ClaimRequest) -> Self {
         let in_flight = InFlight::default();
-        Self { shared, request, reserves: 1, in_flight, held: false, told: false, stands: false }
+        Self { shared, request, reserves: 1, in_flight, held: false, notified: false, queued: false }
     }
 
-    /// The server's part of an attempt: one atomic step.
+    /// Carries out the server's part of an attempt, in one atomic step.
     fn grant(&self) -> Result<Attempt, Failure> {
         let now = self.shared.clock.now();
         let mut state = self.shared.state();
@@ -52,7 +52,7 @@ impl MemoryClaim {
         }
     }
 
-    /// The server's part of a downgrade.
+    /// Carries out the server's part of a downgrade.
     fn let_others_read(&self) -> Renewed {
         let (now, request) = (self.shared.clock.now(), &self.request);
         let mut state = self.shared.state();
@@ -61,7 +61,7 @@ impl MemoryClaim {
             Downgraded::Gone => return Renewed::Gone,
             Downgraded::Before => {}
             Downgraded::Now => {
-                self.shared.tell(state, request.key.as_str());
+                self.shared.notify(state, request.key.as_str());
             }
         }
         Renewed::Extended
@@ -71,11 +71,13 @@ impl MemoryClaim {
         let now = self.shared.clock.now();
         let (key, token) = (&self.request.key, self.request.token);
         let mut state = self.shared.state();
-        let left_line = self.request.fair && state.lines.leave(key, token);
+        let left_queue = self.request.fair && state.queues.leave(key, token);
+        // The place in the queue and the hold go in one step: a waiter that is notified in between would find the key
+        // taken.
         let withdrawn = state.keys.withdraw(key, &token, now);
-        // Those it kept out may come in.
-        let others_waiting = match withdrawn.makes_room() || left_line {
-            true => self.shared.tell(state, key.as_str()),
+        // Claims that this one kept out may come in.
+        let others_waiting = match withdrawn.makes_room() || left_queue {
+            true => self.shared.notify(state, key.as_str()),
             false => 0,
         };
         match withdrawn.entry {
@@ -85,7 +87,7 @@ impl MemoryClaim {
         }
     }
 
-    /// The server's part of a release that leaves the key taken.
+    /// Carries out the server's part of a release that leaves the key taken.
     fn leave_for(&self, taken_for: Duration) -> Withdrawal {
         let now = self.shared.clock.now();
         let (key, token) = (&self.request.key, self.request.token);
@@ -94,11 +96,12 @@ impl MemoryClaim {
         let Some(entry) = stored.and_then(|stored| stored.leave(&token, taken_for, now)) else {
             return Withdrawal::ABSENT;
         };
+        // The hold has ended: later events of the key are no news of it.
         entry.detail.signal = None;
-        Withdrawal::REMOVED.with_others_waiting(self.shared.tell(state, key.as_str()))
+        Withdrawal::REMOVED.with_others_waiting(self.shared.notify(state, key.as_str()))
     }
 
-    /// Whether it waits, and has to say so when it waits no more.
+    /// Is `true` if the claim waits in a way that others see, which a withdrawal has to end.
     fn keeps_others_out(&self) -> bool {
         let request = &self.request;
         if self.held || !request.has_preference() {
@@ -106,19 +109,20 @@ impl MemoryClaim {
         }
         let state = self.shared.state();
         let prefers = state.keys.get(&request.key).is_some_and(|stored| stored.prefers(&request.token));
-        prefers || state.lines.has(&request.key, request.token)
+        prefers || state.queues.has(&request.key, request.token)
     }
 
     fn is_free(&self) -> bool {
         let (now, request) = (self.shared.clock.now(), &self.request);
         let mut state = self.shared.state();
-        let first = state.lines.first(&request.key, request.token, now);
+        let first = state.queues.first(&request.key, request.token, now);
+        // The turn is the first condition: a free key is not free to the claims behind the first.
         if first.is_some_and(|first| first.token != request.token) {
             return false;
         }
         // An attempt that would fail is worth making: its caller gets the error.
         let judged = state.keys.get_mut(&request.key).map(|stored| {
-            // The state keeps the first in line as of the last attempt, which may have left since.
+            // The state has the first in the queue as of the last attempt, which may have left since.
             stored.set_first_in_queue(first);
             stored.judge(&request.to_lock_request(), now)
         });
@@ -132,29 +136,33 @@ impl Claim for MemoryClaim {
     }
 
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        // In flight from before the request until its answer: this future may be dropped at any await in between.
         self.in_flight.begin(());
-        self.told = false;
+        self.notified = false;
         let answer = self.shared.faults.around(|| self.grant()).await?;
         self.held = matches!(answer, Ok(Attempt::Granted(_)));
+        // Memory has no way on which an attempt could arrive later than this answer.
         self.in_flight.clear();
         let Ok(Attempt::Busy(mut busy)) = answer else { return answer };
-        busy.requeued &= self.stands;
-        self.stands = self.request.fair;
+        // A first place is not one that was lost.
+        busy.requeued &= self.queued;
+        self.queued = self.request.fair;
         Ok(Attempt::Busy(busy))
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
         let turn = match self.request.fair {
-            true => self.shared.state().lines.turn_of(&self.request.key, self.request.token),
+            true => self.shared.state().queues.turn_of(&self.request.key, self.request.token),
             false => None,
         };
-        // One with a place is told of its turn alone.
+        // A claim with a place is notified of its turn alone.
         let watch = turn.is_none().then(|| self.shared.watch(&self.request.key));
-        let Some(told) = turn.as_ref().or(watch.as_ref().map(|watch| &watch.changed)) else { return Ok(()) };
+        let Some(wake) = turn.as_ref().or(watch.as_ref().map(|watch| &watch.changed)) else { return Ok(()) };
         loop {
-            let changed = told.notified();
+            // Registered before the look, so that a release in between is not missed.
+            let changed = wake.notified();
             let moved = self.shared.clock.moved();
-            if !self.told && self.is_free() {
+            if !self.notified && self.is_free() {
                 break;
             }
             tokio::select! {
@@ -163,7 +171,7 @@ impl Claim for MemoryClaim {
                 () = moved => {}
             }
         }
-        self.told = true;
+        self.notified = true;
         Ok(())
     }
 

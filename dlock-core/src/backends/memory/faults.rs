@@ -1,4 +1,4 @@
-//! What can be made to go wrong.
+//! The faults that a test can set.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -28,7 +28,8 @@ use crate::error::Failure;
 /// ```
 #[derive(Debug, Default)]
 pub struct Faults {
-    /// Whether any fault is set, so that the common case costs one load.
+    /// Is `false` until a fault is set, so that the common case costs one load. It stays `true` after the last lost
+    /// request or reply.
     any: AtomicBool,
     unavailable: AtomicBool,
     hanging: AtomicBool,
@@ -46,8 +47,8 @@ impl Faults {
         self.note();
     }
 
-    /// Sets whether requests get no answer until this is lifted; they are carried out then, unless their sender went
-    /// away.
+    /// Sets whether requests get no answer until this is lifted. They are carried out then, unless their sender has
+    /// gone.
     pub fn set_hanging(&self, on: bool) {
         self.hanging.store(on, Ordering::SeqCst);
         self.note();
@@ -73,7 +74,7 @@ impl Faults {
         self.note();
     }
 
-    /// Loses the next `count` requests on the way there: not carried out, without the sender knowing.
+    /// Loses the next `count` requests on the way there: they are not carried out, and the sender does not know.
     pub fn drop_requests(&self, count: usize) {
         self.lost_requests.store(count, Ordering::SeqCst);
         self.note();

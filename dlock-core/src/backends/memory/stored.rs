@@ -1,4 +1,4 @@
-//! What is stored of each key.
+//! The stored state of each key.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::key::Key;
 use crate::telemetry::Trace;
 use crate::token::Token;
 
-/// With more keys than this, those are forgotten that tell nothing any more.
+/// The number of keys above which idle ones are forgotten.
 const KEYS: usize = 64;
 
 /// The state of one key.
 pub(super) type Stored = KeyState<HolderDetail>;
 
-/// What is stored of a holder beside what the rules need.
+/// The details of a holder besides those that the rules need.
 pub(super) struct HolderDetail {
     identity: Arc<Identity>,
     since: Timestamp,
@@ -39,7 +39,7 @@ impl HolderDetail {
 #[derive(Default)]
 pub(super) struct Keys {
     states: HashMap<Key, Stored, RandomState>,
-    /// Beyond so many keys it is looked which ones can be forgotten.
+    /// The number of keys at which to look for idle ones again.
     tidy_at: usize,
 }
 
@@ -70,7 +70,7 @@ impl Keys {
         self.states.iter().flat_map(move |(key, state)| state.holders(now).map(move |entry| (key, entry)))
     }
 
-    /// Takes away what a claim has.
+    /// Takes away everything that a claim has.
     pub(super) fn withdraw(&mut self, key: &Key, token: &Token, now: Timestamp) -> Withdrawn<HolderDetail> {
         let Some(state) = self.states.get_mut(key) else {
             return Withdrawn { entry: None, preferred: false };
@@ -82,13 +82,13 @@ impl Keys {
         withdrawn
     }
 
-    /// Forgets a key, and returns all that was granted of it.
+    /// Forgets a key, and returns all its entries.
     pub(super) fn remove(&mut self, key: &str) -> Vec<HolderEntry<HolderDetail>> {
         self.states.remove(key).map(|state| state.into_entries().collect()).unwrap_or_default()
     }
 }
 
-/// Returns the answer to a claim that is refused until then.
+/// Returns the answer to a claim that is refused until `until`.
 pub(super) fn busy(state: &Stored, until: Timestamp, now: Timestamp) -> Busy {
     let holder = state.first_to_end(now).map(|entry| Box::new(holder(entry, now)));
     Busy { retry_after: (until > now).then(|| until.since(now)), holder, ..Busy::default() }

@@ -1,100 +1,194 @@
-//! One attempt to take what is wanted, and how it went.
+//! One attempt to take what is wanted, and what it leaves of the acquire on the servers.
+
+use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
+use tokio::time::Instant;
 
-use crate::backend::{Attempt, BatchAttempt, Busy, Grant};
-use crate::engine::Engine;
-use crate::engine::pending::Pending;
+use super::Acquire;
+use super::decide::{Answer, Leaves};
+use super::unsettled::Sent;
+use crate::backend::{Attempt, BatchAttempt, RequestClock};
+use crate::clock::Timestamp;
+use crate::engine::bounds::{RequestBounds, Unanswered};
+use crate::engine::pending::{Pending, gone};
+use crate::engine::{Engine, Spec};
 use crate::error::{ErrorKind, Failure};
-use crate::holder::Holder;
 
-/// How one attempt went.
-pub(super) enum AttemptOutcome {
-    /// A grant for each.
-    Granted(SmallVec<[Grant; 1]>),
-    /// Somebody else has this one.
-    Busy(usize, Busy),
-    /// They have to be taken one after the other.
-    Separately,
-    /// Nothing was changed.
-    Failed(Failure),
-    /// Something may have been changed.
-    Unknown(Failure),
+/// When the backend is asked, and how long its answers take.
+#[derive(Debug)]
+pub(super) struct RequestTimes {
+    /// When the backend was asked last, or will be at once.
+    pub(super) asked_at: Instant,
+    /// Whether `asked_at` is that of an attempt that is about to begin.
+    asks_at_once: bool,
+    /// How long a recent answer took, at most half of the request timeout.
+    pub(super) round_trip: Duration,
+    /// Whether the clock that waits are measured with stands still and jumps: it is paused, in a test.
+    pub(super) virtual_time: bool,
 }
 
-impl AttemptOutcome {
-    pub(super) const fn outcome(&self) -> &'static str {
-        match self {
-            Self::Granted(_) => "acquired",
-            Self::Busy(..) => "busy",
-            Self::Separately | Self::Failed(_) => "failed",
-            Self::Unknown(_) => "unknown",
-        }
+impl RequestTimes {
+    pub(super) const fn new(asked_at: Instant, asks_at_once: bool) -> Self {
+        Self { asked_at, asks_at_once, round_trip: Duration::ZERO, virtual_time: false }
+    }
+
+    /// Notes that the acquire waits before it asks, so that the moment of its beginning is not that of an attempt.
+    pub(super) const fn look_again(&mut self) {
+        self.asks_at_once = false;
+    }
+
+    /// Notes how long an answer took by the clock of waits, and how much time `passed` by that of leases.
+    fn note(&mut self, took: Duration, bounded: Duration, passed: Duration) {
+        // One slow answer, or a pause of this process, is forgotten soon.
+        self.round_trip = bounded.max(self.round_trip / 2);
+        self.virtual_time =
+            (took.is_zero() && passed > Duration::from_micros(1)) || took > passed + Duration::from_millis(1);
     }
 }
 
-pub(super) fn gone() -> Failure {
-    Failure::new(ErrorKind::Closed, "the claim is gone")
+impl<'a> Acquire<'a> {
+    /// Asks the backend once.
+    pub(super) async fn attempt(&mut self) -> Answer {
+        let rechecks = self.unsettled.unknowns() > 0;
+        self.span.attempt(rechecks);
+        let answer = self.ask().await;
+        if rechecks {
+            self.span.rechecked(answer.outcome());
+        }
+        if let (Answer::Granted(_) | Answer::Busy(..), Some(refusals)) = (&answer, &mut self.pauses.refusals)
+        {
+            refusals.are_over();
+        }
+        answer
+    }
+
+    async fn ask(&mut self) -> Answer {
+        let at = self.engine.clock.now();
+        if !std::mem::take(&mut self.requests.asks_at_once) {
+            self.requests.asked_at = Instant::now();
+        }
+        let in_flight = self.pendings.iter().any(|pending| pending.in_flight.may_arrive());
+        // Noted before the request goes out: from now on something of ours may be on the server.
+        let sent = self.unsettled.begin(at);
+        self.pendings.iter_mut().for_each(|pending| pending.in_flight.begin(()));
+        let bounds = RequestBounds {
+            clock: &self.engine.clock,
+            timers: &self.engine.timers,
+            written: self.pendings[0].begin_request(),
+            from: self.requests.asked_at,
+            limit: self.limits.request_timeout,
+            until: self.limits.until,
+        };
+        let answer = bounds.answer(request(self.engine, &mut self.pendings)).await;
+        let answer = answer.unwrap_or_else(|unanswered| match unanswered {
+            Unanswered::Unsent if self.contention.was_busy => {
+                Answer::Failed(Failure::new(ErrorKind::TimedOut, RequestClock::UNSENT))
+            }
+            Unanswered::Unsent => Answer::Failed(unanswered.into_failure()),
+            unanswered => Answer::Unknown(unanswered.into_failure()),
+        });
+        let written_at = bounds.written_at();
+        self.settle(answer, &sent, written_at, in_flight)
+    }
+
+    /// Notes what an answer says of how long answers take, and of what is left on the servers. `in_flight` says whether
+    /// an earlier attempt could still arrive when this one was sent.
+    fn settle(
+        &mut self,
+        answer: Answer,
+        sent: &Sent,
+        written_at: Option<Timestamp>,
+        in_flight: bool,
+    ) -> Answer {
+        let half = self.limits.request_timeout / 2;
+        if let Some(at) = written_at {
+            self.unsettled.written(sent, at);
+        }
+        if let Answer::Granted(_) = &answer {
+            // Nothing below matters any more, and a look at the clock costs as much as all else here; but where there
+            // was a wait, others will have to know how long an answer takes.
+            if self.contention.was_busy {
+                self.engine.acquires.round_trip.note(self.requests.asked_at.elapsed().min(half));
+            }
+            return answer;
+        }
+        let (took, now) = (self.requests.asked_at.elapsed(), self.engine.clock.now());
+        let bounded = took.min(half);
+        self.engine.acquires.round_trip.note(bounded);
+        self.requests.note(took, bounded, now.since(sent.at));
+        match self.terms.leaves(&answer, in_flight) {
+            Leaves::All => {}
+            Leaves::Earlier => {
+                self.unsettled.took_nothing(sent);
+                self.took_nothing();
+            }
+            // An earlier attempt may still be on its way, which is why it stays in flight.
+            Leaves::Nothing => {
+                let lease = self.specs[self.contention.place].options.lease;
+                self.unsettled.busy(sent, in_flight, now, lease);
+                self.took_nothing();
+            }
+            Leaves::Refuse => {
+                if let Err(failure) = self.begin_anew() {
+                    return Answer::Failed(failure);
+                }
+            }
+        }
+        answer
+    }
+
+    /// Notes that the last attempt changed nothing; earlier ones stay in flight.
+    fn took_nothing(&mut self) {
+        self.pendings.iter_mut().for_each(|pending| pending.in_flight.took_nothing(&()));
+    }
+
+    /// Leaves what was tried to the keeper, which withdraws it, and makes new claims. Until that is withdrawn, it may
+    /// be what these find.
+    pub(super) fn begin_anew(&mut self) -> Result<(), Failure> {
+        self.pendings = pendings(self.specs)?;
+        self.unsettled.anew();
+        self.is_again = true;
+        Ok(())
+    }
 }
 
-/// Says that what was handed over is not there to be taken.
-pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
-    let why = match holder {
-        Some(holder) if holder.left_behind => {
-            "the key is kept for another baton, or stays taken after a release: this baton was taken over before, or is \
-             one of another server, table or prefix"
-        }
-        Some(_) => {
-            "somebody else has the lock: the baton was taken over before, or its time is over, or it is one of another \
-             server, table or prefix"
-        }
-        None => {
-            "the baton was taken over before and the lock released, or its time is over, or it is one of another server, \
-             table or prefix"
-        }
-    };
-    Failure::new(ErrorKind::NotHeld, why)
+/// Prepares a claim for each lock.
+pub(super) fn pendings(specs: &[Spec]) -> Result<SmallVec<[Pending<'_>; 1]>, Failure> {
+    specs.iter().map(Pending::new).collect()
 }
 
-/// Says that the baton may have been used up by a request whose answer came too late, or not at all.
-pub(super) fn used_up() -> Failure {
-    Failure::unknown(
-        "a request took the lock over, or may have, and its answer came when its lease had ended: what is left of it is \
-         released, and the baton is of no use any more",
-    )
-}
-
-/// The one request that differs between one lock and many.
-pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> AttemptOutcome {
+/// Makes the request, which differs between one lock and many.
+pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> Answer {
     let wanted = pendings.len();
     let mut claims = pendings.iter_mut().filter_map(|pending| pending.claim.as_mut());
     let failure = if wanted == 1 {
-        let Some(claim) = claims.next() else { return AttemptOutcome::Failed(gone()) };
+        let Some(claim) = claims.next() else { return Answer::Failed(gone()) };
         match claim.attempt().await {
-            Ok(Attempt::Granted(grant)) => return AttemptOutcome::Granted(smallvec![grant]),
+            Ok(Attempt::Granted(grant)) => return Answer::Granted(smallvec![grant]),
             Ok(Attempt::Busy(busy)) => {
                 engine.registry.contacted(engine.clock.now());
-                return AttemptOutcome::Busy(0, busy);
+                return Answer::Busy(0, busy);
             }
             Err(failure) => failure,
         }
     } else {
         match engine.backend.attempt_all(claims.collect()).await {
             Ok(BatchAttempt::Granted(grants)) if grants.len() == wanted => {
-                return AttemptOutcome::Granted(grants.into());
+                return Answer::Granted(grants.into());
             }
             Ok(BatchAttempt::Granted(_)) => Failure::unknown("the backend lost count of the locks"),
             Ok(BatchAttempt::Busy { place, busy }) => {
                 engine.registry.contacted(engine.clock.now());
-                return AttemptOutcome::Busy(place.min(wanted - 1), busy);
+                return Answer::Busy(place.min(wanted - 1), busy);
             }
-            Ok(BatchAttempt::Separately) => return AttemptOutcome::Separately,
+            Ok(BatchAttempt::Separately) => return Answer::Separately,
             Err(failure) => failure,
         }
     };
     // The same token is not asked about again once its grant is being withdrawn.
     match failure.kind() {
-        ErrorKind::Unknown if !failure.is_worthless() => AttemptOutcome::Unknown(failure),
-        _ => AttemptOutcome::Failed(failure),
+        ErrorKind::Unknown if !failure.is_worthless() => Answer::Unknown(failure),
+        _ => Answer::Failed(failure),
     }
 }

@@ -119,24 +119,24 @@ async fn resized(spec: &Spec) -> Option<Mode> {
 }
 
 impl<'a> Acquire<'a> {
-    /// Whether what is in the way may be what it took itself, before it was taken back. One who waits need not know:
-    /// the withdrawal wakes it.
+    /// Whether what is in the way may be what this acquire took itself, before it was taken back. An acquire that waits
+    /// need not know: the withdrawal wakes it.
     pub(super) fn may_be_its_own(&self) -> bool {
-        let left = &self.engine.left_claims;
-        self.is_again && !self.waits && self.specs.iter().any(|spec| left.has(&spec.key))
+        let left = &self.engine.acquires.left_claims;
+        self.is_again && !self.terms.waits && self.specs.iter().any(|spec| left.has(&spec.key))
     }
 
-    /// Waits until what it took itself is withdrawn, which is not to be taken for somebody else's.
+    /// Waits until what this acquire took itself is withdrawn, which is not to be taken for another holder's.
     pub(super) fn until_withdrawn(&self) -> impl Future<Output = Result<(), Failure>> + use<'a> {
         let own = self.may_be_its_own();
-        let (engine, specs, until) = (self.engine, self.specs, self.until);
+        let (engine, specs, until) = (self.engine, self.specs, self.limits.until);
         async move {
             if !own {
                 return Ok(());
             }
             let withdrawn = async {
                 for spec in specs {
-                    engine.left_claims.withdrawn(&spec.key).await;
+                    engine.acquires.left_claims.withdrawn(&spec.key).await;
                 }
             };
             match Box::pin(within(engine, until, withdrawn)).await {

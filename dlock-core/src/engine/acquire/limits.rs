@@ -1,50 +1,47 @@
-//! The bounds of an acquire: how long a request and a wait may take, and how often it asks.
+//! The bounds of an acquire: how long a request and a wait may take.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::Backoff;
 use crate::engine::wait_queue::Ticket;
-use crate::engine::{Engine, scope};
+use crate::engine::{Engine, Spec, scope};
 use crate::error::{ErrorKind, Failure};
+use crate::options::Wait;
 
-/// Keeps a distance between attempts that notifications ask for, once many of these were for nothing. A backend may
-/// tell of changes that are none, as often as it likes.
-pub(super) struct NotificationPace {
-    distances: Backoff,
-    /// The longest distance.
-    to: Duration,
-    /// How often somebody told, for nothing.
-    vain: u32,
+/// How long an acquire may take, and each of its requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) started: Instant,
+    /// When all of it ends, requests too; `None` without an end.
+    pub(super) until: Option<Instant>,
+    /// When a busy lock is waited for no longer.
+    pub(super) patient_until: Option<Instant>,
+    pub(super) request_timeout: Duration,
 }
 
-impl NotificationPace {
-    /// So many notifications at once may be for nothing where several want a lock that is held for moments only.
-    const FREE: u32 = 16;
-    /// One that comes so soon after the question was there before it. One that had to be waited for sets its own pace.
-    const AT_ONCE: Duration = Duration::from_micros(100);
-
-    /// The longest distance is what would be a useful pause between polls.
-    pub(super) fn new(to: Duration) -> Self {
-        Self { distances: Backoff::new(Duration::from_millis(1), to), to, vain: 0 }
+impl Limits {
+    pub(super) fn of(specs: &[Spec], started: Instant) -> Self {
+        let options = &specs[0].options;
+        let timeouts = specs.iter().map(|spec| spec.options.request_timeout());
+        let request_timeout = timeouts.min().unwrap_or_default();
+        let until = match options.wait {
+            _ if !options.waits() => {
+                Some(Instant::now() + options.patience.unwrap_or(Duration::MAX).min(request_timeout))
+            }
+            Wait::For(limit) => Some(started + limit),
+            Wait::No | Wait::Forever => None,
+        };
+        let patient_until = options.patience.and_then(|patience| started.checked_add(patience));
+        Self { started, until, patient_until: until.into_iter().chain(patient_until).min(), request_timeout }
     }
 
-    /// When to ask, after somebody told who was waited for so long; at once at first.
-    pub(super) fn next(&mut self, waited: Duration, asked_at: Instant, fraction: f64) -> Option<Instant> {
-        if waited >= Self::AT_ONCE {
-            return None;
-        }
-        self.vain = self.vain.saturating_add(1);
-        (self.vain > Self::FREE).then(|| asked_at + self.distances.pause(fraction))
-    }
-
-    pub(super) fn reset(&mut self) {
-        *self = Self::new(self.to);
+    pub(super) fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
     }
 }
 
-/// Pauses, and returns the failure; when the time is up first, it is what there is to say.
+/// Pauses, and returns the failure, which is also the error when the time is up first.
 pub(super) async fn pause_after(
     engine: &Engine,
     until: Option<Instant>,
@@ -68,16 +65,12 @@ fn timed_out() -> Failure {
     Failure::new(ErrorKind::TimedOut, "")
 }
 
-/// The time is up for one that is to ask once more, or that was taken back before it asked.
+/// Says that the time of an acquire was up before another attempt, or before its first one if it was taken back.
 pub(super) fn timed_out_unpolled(attempts: u32) -> Failure {
     match attempts {
         0 => Failure::new(ErrorKind::TimedOut, "nobody polled it until its wait was over"),
         _ => timed_out(),
     }
-}
-
-pub(super) fn is_over(until: Option<Instant>) -> bool {
-    until.is_some_and(|until| until <= Instant::now())
 }
 
 /// Waits, unless the time is up or the locks are shut down.
@@ -99,7 +92,7 @@ pub(super) async fn within<T>(
     }
 }
 
-/// Pauses until `at`, or until the lock is handed to this waiter. Returns whether it was.
+/// Pauses until `at`, or until the lock is handed to the waiter with this ticket. Returns whether it was.
 pub(super) async fn pause_until(
     engine: &Engine,
     at: Instant,
@@ -119,8 +112,8 @@ pub(super) async fn pause_until(
 }
 
 /// Returns whether the time is left that an answer takes: a request that is cut off ends in doubt, where it is certain
-/// so far that somebody else has the lock. A lock that is handed over needs no answer, and is waited for as long as
-/// nobody told of a release; whoever follows in line may have the time to ask then.
+/// so far that another claim has the lock. A lock that is handed over needs no answer, and is waited for until a
+/// release is reported; the next waiter in line may have the time to ask then.
 pub(super) async fn leaves_time_for_an_answer(
     engine: &Engine,
     until: Option<Instant>,
@@ -133,23 +126,5 @@ pub(super) async fn leaves_time_for_an_answer(
     match ticket {
         Some(ticket) => within(engine, Some(until), ticket.passed_on_or_released()).await,
         None => Ok(false),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_seventeenth_notification_for_nothing_keeps_a_distance_and_a_fresh_start_none() {
-        let (mut pace, now) = (NotificationPace::new(Duration::from_millis(10)), Instant::now());
-        for n in 1..=NotificationPace::FREE {
-            assert_eq!(pace.next(Duration::ZERO, now, 0.5), None, "notification {n}");
-        }
-        assert!(pace.next(Duration::ZERO, now, 0.5).is_some_and(|at| at > now));
-        // One that had to be waited for sets its own pace.
-        assert_eq!(pace.next(NotificationPace::AT_ONCE, now, 0.5), None);
-        pace.reset();
-        assert_eq!(pace.next(Duration::ZERO, now, 0.5), None);
     }
 }

@@ -5,22 +5,34 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Acquire;
+use smallvec::SmallVec;
+
 use super::limits::{leaves_time_for_an_answer, within};
+use super::{Acquire, QueuePlace};
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::Condition;
 use crate::engine::pending::Pending;
-use crate::engine::scope;
 use crate::engine::share::Share;
 use crate::engine::tenure::MOST_FOLLOWERS;
 use crate::engine::wait_queue::Ticket;
+use crate::engine::{Spec, scope};
 use crate::error::Failure;
 
 impl<'a> Acquire<'a> {
+    /// Takes the lock that the section before passed on to this place in line, if it did and it can be relied on.
+    pub(super) fn handed_over(&mut self, line: Option<&QueuePlace<'a>>) -> Result<Option<Share>, Failure> {
+        match line.and_then(|(_, ticket)| ticket.take_parcel()).and_then(Handoff::of) {
+            Some(handoff) => self.accept_handoff(handoff),
+            None => Ok(None),
+        }
+    }
+
     /// Makes a share of a lock that was passed on; `None` when nobody can rely on it any more.
-    pub(super) fn accept_handoff(&mut self, handoff: Handoff) -> Result<Option<Share>, Failure> {
+    fn accept_handoff(&mut self, handoff: Handoff) -> Result<Option<Share>, Failure> {
         let before = Arc::clone(handoff.before());
-        let Some((hold, activity)) = handoff.take(&self.specs[self.place]) else { return Ok(None) };
+        let Some((hold, activity)) = handoff.take(&self.specs[self.contention.place]) else {
+            return Ok(None);
+        };
         self.engine.registry.list(&hold);
         drop(activity);
         // Dropping the share releases the lock.
@@ -31,6 +43,33 @@ impl<'a> Acquire<'a> {
         }
         self.span.passed_on(&before.trace);
         Ok(Some(share))
+    }
+
+    /// Waits in line from the beginning, where this process has waiters for the lock at this place, or leaves it to
+    /// others for a moment.
+    pub(super) async fn wait_behind_others(&mut self, place: usize) -> Result<QueuePlace<'a>, Failure> {
+        self.turn_to(place);
+        scope::refuse_own(&self.specs[place])?;
+        self.span.wait();
+        self.contention.was_busy = true;
+        self.requests.look_again();
+        let ticket = self.join(place, None);
+        Box::pin(within(self.engine, self.limits.patient_until, ticket.turn())).await?;
+        if !self.leaves_time_for_an_answer(Some(&ticket)).await? {
+            drop(ticket);
+            return Err(self.time_out().await);
+        }
+        self.span.turn();
+        Ok((place, ticket))
+    }
+
+    /// Returns the place of a lock that the acquire need not ask for at once: with waiters before it there is no point,
+    /// since the first of them asks; and other processes are to have their turn.
+    pub(super) fn taken_here(&self) -> Option<usize> {
+        let engine = self.engine;
+        let is_taken =
+            |spec: &Spec| engine.wait_queue.has(&spec.key) || engine.tenures.stands_back(&spec.key).is_some();
+        if self.terms.lines { self.specs.iter().position(is_taken) } else { None }
     }
 
     /// Joins the line of this lock.
@@ -46,8 +85,8 @@ impl<'a> Acquire<'a> {
         ticket
     }
 
-    /// Leaves nothing on the server where others of this process stand before: the first of them asks for all, and is
-    /// not to be kept out by a preference, or by a request under way, of a claim that itself asks no more.
+    /// Leaves nothing on the server where other waiters of this process stand before: the first of them asks for all,
+    /// and is not to be kept out by a preference, or by a request under way, of a claim that itself asks no more.
     pub(super) fn step_back(&mut self, ticket: &Ticket<'_>) -> Result<(), Failure> {
         if ticket.is_first() || !self.pendings.iter().any(Pending::leaves_something) {
             return Ok(());
@@ -55,7 +94,7 @@ impl<'a> Acquire<'a> {
         self.begin_anew()
     }
 
-    /// Leaves the line with the lock. What others may hold at the same time, the next one asks for at once.
+    /// Leaves the line with the lock. Where others may hold it at the same time, the next waiter asks at once.
     pub(super) fn leave_line(&mut self, place: usize, ticket: Ticket<'_>) {
         if self.specs[place].options.mode.is_exclusive() {
             ticket.win(self.next_poll(None));
@@ -68,23 +107,38 @@ impl<'a> Acquire<'a> {
     /// may be on the server.
     pub(super) fn accepts_handoff(&self) -> bool {
         matches!(self.specs, [only] if only.options.handoff && only.options.mode.is_exclusive())
-            && self.first_sent.is_none()
+            && !self.unsettled.may_stand()
     }
 
-    /// Has the next attempt reserve fences for those who wait behind.
-    pub(super) fn reserve(&mut self, line: Option<&(usize, Ticket<'_>)>) {
+    /// Notes that the backend is about to be asked, and has the attempt reserve fences for the waiters behind. Returns
+    /// the number of releases in this process of each lock that has a line: one that comes while the request is under
+    /// way may not be in its answer.
+    pub(super) fn prepare(&mut self, line: Option<&QueuePlace<'a>>) -> SmallVec<[u32; 1]> {
+        let releases = match self.terms.lines {
+            true => self.specs.iter().map(|spec| self.engine.wait_queue.releases(&spec.key)).collect(),
+            false => SmallVec::new(),
+        };
+        if let Some((_, ticket)) = line {
+            ticket.ask();
+        }
+        self.reserve(line);
+        releases
+    }
+
+    /// Has the next attempt reserve fences for the waiters behind.
+    fn reserve(&mut self, line: Option<&QueuePlace<'a>>) {
         let Some((_, ticket)) = line else { return };
         let [spec] = self.specs else { return };
         let Some(claim) = self.pendings[0].claim.as_mut() else { return };
         let passes_on = spec.options.handoff && spec.options.mode.is_exclusive();
         let followers = if passes_on { ticket.followers(MOST_FOLLOWERS) } else { 0 };
-        claim.reserve(self.engine.tenures.block(&spec.key, followers, self.tries > 0));
+        claim.reserve(self.engine.tenures.block(&spec.key, followers, self.contention.tries > 0));
     }
 
     /// Waits for what is left, which is too little for an answer, with nothing that keeps others from the lock.
     pub(super) async fn time_out(&mut self) -> Failure {
         self.pendings.clear();
-        let left = within(self.engine, self.until, std::future::pending::<Infallible>());
+        let left = within(self.engine, self.limits.until, std::future::pending::<Infallible>());
         match Box::pin(left).await {
             Err(failure) => failure,
             Ok(never) => match never {},
@@ -96,9 +150,17 @@ impl<'a> Acquire<'a> {
         &self,
         ticket: Option<&'t Ticket<'a>>,
     ) -> impl Future<Output = Result<bool, Failure>> + use<'a, 't> {
-        let wait = self.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(self.started));
-        // What was slow for others ends no wait much earlier than it was to end.
-        let recent = self.engine.round_trip.recent().min(wait / 8);
-        leaves_time_for_an_answer(self.engine, self.until, self.round_trip.max(recent) * 2, ticket)
+        let wait = self
+            .limits
+            .until
+            .map_or(Duration::ZERO, |until| until.saturating_duration_since(self.limits.started));
+        // An answer that was slow for others ends no wait much earlier than it was to end.
+        let recent = self.engine.acquires.round_trip.recent().min(wait / 8);
+        leaves_time_for_an_answer(
+            self.engine,
+            self.limits.until,
+            self.requests.round_trip.max(recent) * 2,
+            ticket,
+        )
     }
 }

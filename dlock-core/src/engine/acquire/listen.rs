@@ -15,7 +15,7 @@ pub(super) async fn listen(
 ) -> Result<(), Failure> {
     let mut later = None;
     loop {
-        // One with others before it learns of the lock from them.
+        // A waiter with others before it learns of the lock from them.
         if let Some(ticket) = ticket {
             ticket.may_listen().await;
         }
@@ -28,7 +28,7 @@ pub(super) async fn listen(
                 Some(told) => told?,
             },
         }
-        // A release of this process was told, which leaves the lock to others.
+        // The notification was of a release of this process, which leaves the lock to others.
         if ticket.is_some_and(Ticket::stands_back) {
             continue;
         }

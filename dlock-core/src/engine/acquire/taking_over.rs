@@ -1,18 +1,31 @@
-//! An acquire that brings a baton, which is of no use a second time.
+//! What an acquire says that brings a baton, which is of no use a second time.
 
-use super::Acquire;
-use crate::clock::Timestamp;
-use crate::options::margin;
+use crate::error::{ErrorKind, Failure};
+use crate::holder::Holder;
 
-impl Acquire<'_> {
-    /// Whether it brings a baton.
-    pub(super) fn takes_over(&self) -> bool {
-        self.specs.iter().any(|spec| spec.options.takes_over.is_some())
-    }
+/// Says that what was handed over is not there to be taken.
+pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
+    let why = match holder {
+        Some(holder) if holder.left_behind => {
+            "the key is kept for another baton, or stays taken after a release: this baton was taken over before, or is \
+             one of another server, table or prefix"
+        }
+        Some(_) => {
+            "somebody else has the lock: the baton was taken over before, or its time is over, or it is one of another \
+             server, table or prefix"
+        }
+        None => {
+            "the baton was taken over before and the lock released, or its time is over, or it is one of another server, \
+             table or prefix"
+        }
+    };
+    Failure::new(ErrorKind::NotHeld, why)
+}
 
-    /// Whether the lease of what was granted to a request sent then may have ended by the server's clock.
-    pub(super) fn outlived(&self, sent: Timestamp) -> bool {
-        let lease = self.specs[self.place].options.lease;
-        self.engine.clock.now().since(sent) >= lease.saturating_sub(margin(lease))
-    }
+/// Says that the baton may have been used up by a request whose answer came too late, or not at all.
+pub(super) fn used_up() -> Failure {
+    Failure::unknown(
+        "a request took the lock over, or may have, and its answer came when its lease had ended: what is left of it is \
+         released, and the baton is of no use any more",
+    )
 }

@@ -22,7 +22,7 @@ impl Hold {
         (!matches!(*place, ClaimPlace::Lent)).then(|| place.take())
     }
 
-    /// The claim, for good. Only the one who closed the hold takes it.
+    /// The claim, for good. Only the code that closed the hold takes it.
     pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
         self.settled_claim(ClaimPlace::take).await
     }

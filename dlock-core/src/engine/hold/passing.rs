@@ -8,58 +8,100 @@ use crate::backend::Validity;
 use crate::backend::dynamic::DynClaim;
 use crate::clock::Timestamp;
 use crate::engine::Spec;
+use crate::engine::tenure::Tenure;
 use crate::fence::Fence;
 use crate::options::Options;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What the end of a hold leaves to others: the next section of this process, other processes, the key itself.
+pub(super) struct Succession {
+    /// The last of the fences that were reserved with it; zero when it is not to be passed on.
+    last_fence: u64,
+    pub(super) tenure: Tenure,
+    /// Until when its release leaves the key taken; zero for an ordinary release.
+    leave_until: AtomicU64,
+    /// Whether the backend reported that another process wants the lock.
+    requested: AtomicBool,
+}
+
+impl Succession {
+    pub(super) const fn new(last_fence: u64, tenure: Tenure, leave_until: Timestamp) -> Self {
+        let leave_until = AtomicU64::new(leave_until.as_nanos());
+        Self { last_fence, tenure, leave_until, requested: AtomicBool::new(false) }
+    }
+
+    pub(super) fn is_requested(&self) -> bool {
+        self.requested.load(Ordering::Acquire)
+    }
+
+    /// Notes that the lock is wanted. Returns whether that is new.
+    pub(super) fn request(&self) -> bool {
+        !self.requested.swap(true, Ordering::AcqRel)
+    }
+
+    fn leave_until(&self) -> Timestamp {
+        Timestamp::from_nanos(self.leave_until.load(Ordering::Acquire))
+    }
+
+    fn leave(&self, until: Timestamp) {
+        self.leave_until.store(until.as_nanos(), Ordering::Release);
+    }
+}
 
 impl Hold {
-    /// The hold that follows `before`, which gave its claim: the same lease, and the next fence. What the backend told
-    /// `before` since it was closed counts for this one, which is notified from here on.
+    /// The hold that follows `before`, which gave its claim: the same lease, and the next fence. What the backend
+    /// reported to `before` since it was closed counts for this hold, which gets its reports from here on.
     pub(in crate::engine) fn after(before: &Self, spec: &Spec, claim: Box<dyn DynClaim>) -> Arc<Self> {
-        let fences = (before.fence.map(|fence| Fence::new(fence.get() + 1)), before.last_fence);
-        let sent = Timestamp::from_nanos(before.confirmed_at.load(Ordering::Acquire));
+        let fences = (before.fence.map(|fence| Fence::new(fence.get() + 1)), before.succession.last_fence);
+        let sent = before.validity.confirmed_at();
         let now = spec.engine.clock.now();
-        let hold =
-            Self::make(spec, claim, fences, (before.validity, None), (now, sent), before.tenure.next());
-        if let Some(cause) = before.loss.get() {
+        let hold = Self::make(
+            spec,
+            claim,
+            fences,
+            (before.terms.validity, None),
+            (now, sent),
+            before.succession.tenure.next(),
+        );
+        if let Some(cause) = before.validity.loss() {
             hold.lose(cause.clone());
         } else if before.is_at_risk() {
             hold.suspect();
         }
-        hold.wanted_at.fetch_min(before.wanted_at.load(Ordering::Acquire), Ordering::AcqRel);
+        hold.renewals.inherit(before.renewals.wanted_at());
         hold
     }
 
     /// Whether an acquire with these options, that enters the hold again, asks for another lease or an earlier end.
     pub(in crate::engine) fn keeps_other_options(&self, options: &Options) -> bool {
-        options.lease != self.lease
-            || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.ends_at)
+        options.lease != self.terms.lease
+            || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.terms.ends_at)
             || options.hold_at_least.is_some_and(|least| self.acquired_at + least > self.leave_until())
     }
 
     /// Until when its release leaves the key taken.
     pub(crate) fn leave_until(&self) -> Timestamp {
-        Timestamp::from_nanos(self.leave_until.load(Ordering::Acquire))
+        self.succession.leave_until()
     }
 
     /// Has its release leave the key taken until so long after the grant, and for so long after now at the least.
     pub(crate) fn leave_for(&self, since_grant: Duration, at_least: Duration) {
         let until = (self.acquired_at + since_grant).max(self.engine.clock.now() + at_least);
-        self.leave_until.store(until.as_nanos(), Ordering::Release);
+        self.succession.leave(until);
     }
 
     /// Has its release leave nothing behind if its lease has run out, by this process's clock: on the server it may be
     /// there for a moment.
     pub(crate) fn leave_nothing_if_expired(&self) {
         let deadline = self.deadline();
-        if deadline != self.ends_at && self.engine.clock.now() >= deadline {
-            self.leave_until.store(0, Ordering::Release);
+        if deadline != self.terms.ends_at && self.engine.clock.now() >= deadline {
+            self.succession.leave(Timestamp::from_nanos(0));
         }
     }
 
-    /// Whether a fence is left for one who follows.
+    /// Whether a fence is left for a section that follows.
     pub(crate) fn has_next_fence(&self) -> bool {
-        self.mode().is_exclusive() && self.fence.is_some_and(|fence| fence.get() < self.last_fence)
+        self.mode().is_exclusive() && self.fence.is_some_and(|fence| fence.get() < self.succession.last_fence)
     }
 
     /// Whether a hold that was closed, and sound until `now`, may go to the next one here.
@@ -67,15 +109,13 @@ impl Hold {
         if self.leave_until() > Timestamp::from_nanos(0) {
             return false;
         }
-        let Validity::Lease(length) = self.validity else { return false };
-        let confirmed_at = Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire));
-        let is_out_of_time = self.tenure.is_out_of_time(self.engine.tenures.limits(), now);
+        let Validity::Lease(length) = self.terms.validity else { return false };
+        let is_out_of_time = self.succession.tenure.is_out_of_time(self.engine.tenures.limits(), now);
         // Perhaps the backend had reason to ask for the renewal, and its answer is lost with the hold.
-        let renews = self.renew_at.load(Ordering::Acquire) == Timestamp::NEVER.as_nanos()
-            || self.wanted_at.load(Ordering::Acquire) <= now.as_nanos();
+        let is_renewing = self.renewals.is_renewing(now);
         !is_out_of_time
-            && !renews
-            && now < confirmed_at + length / 2
+            && !is_renewing
+            && now < self.validity.confirmed_at() + length / 2
             && !self.is_at_risk()
             && !self.is_release_requested()
     }
@@ -156,7 +196,7 @@ mod tests {
     fn a_hold_that_leaves_its_key_taken_is_not_passed_on() {
         let (clock, hold) = passed(|_| {});
         let now = clock.clock().now();
-        hold.leave_until.store((now + LEASE).as_nanos(), Ordering::Release);
+        hold.succession.leave(now + LEASE);
         assert!(!hold.may_be_passed_on(now));
     }
 }

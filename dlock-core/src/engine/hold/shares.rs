@@ -1,12 +1,12 @@
 //! How many guards share a hold, and whether they may only read.
 
-use super::Hold;
-use crate::backend::{Mode, Validity};
+use super::{Carriage, Hold};
+use crate::backend::Mode;
 use crate::clock::Timestamp;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// In the number of the shares: the hold was granted alone, and counts as a reader's from now on. It stands in that
-/// number so that nobody gets a share that relies on being alone while the owner gives that up.
+/// Marks, in the number of the shares, a hold that was granted alone and counts as a reader's from now on. It stands in
+/// that number so that nobody gets a share that relies on being alone while the owner gives that up.
 const READS: u64 = 1 << 63;
 
 /// In the number of the shares: the hold is handed over, by the owner of its only share. Nobody gets a further share of
@@ -52,11 +52,51 @@ pub(in crate::engine) enum Uncarried {
     Shared,
 }
 
+/// How a hold is held, and by how many guards.
+pub(in crate::engine) struct HoldShares {
+    /// How it was granted; see [`mode`](Hold::mode).
+    granted_as: Mode,
+    /// How many guards share the hold, by kind; the last one releases the lock.
+    count: AtomicU64,
+    /// Whether the backend has not yet confirmed that it is for reading only; see [`mode`](Hold::mode).
+    pub(in crate::engine) downgrades: AtomicBool,
+    /// Whether the keeper asks for that.
+    pub(in crate::engine) downgrades_later: AtomicBool,
+    /// What came of handing it over.
+    carriage: AtomicU8,
+}
+
+impl HoldShares {
+    /// With the share of its owner.
+    pub(super) const fn new(granted_as: Mode) -> Self {
+        Self {
+            granted_as,
+            count: AtomicU64::new(ShareKind::Plain.one()),
+            downgrades: AtomicBool::new(false),
+            downgrades_later: AtomicBool::new(false),
+            carriage: AtomicU8::new(Carriage::Begun as u8),
+        }
+    }
+
+    pub(super) fn carriage(&self) -> Carriage {
+        let state = self.carriage.load(Ordering::Acquire);
+        [Carriage::Done, Carriage::Failed]
+            .into_iter()
+            .find(|known| *known as u8 == state)
+            .unwrap_or(Carriage::Begun)
+    }
+
+    pub(super) fn note_carriage(&self, carriage: Carriage) {
+        self.carriage.store(carriage as u8, Ordering::Release);
+    }
+}
+
 impl Hold {
     /// How it is held: as it was granted, or for reading since its owner gave up to be alone.
     pub(crate) fn mode(&self) -> Mode {
-        let reads = self.granted_as.is_exclusive() && self.shares.load(Ordering::Acquire) & READS != 0;
-        if reads { Mode::Shared } else { self.granted_as }
+        let HoldShares { granted_as, count, .. } = &self.shares;
+        let reads = granted_as.is_exclusive() && count.load(Ordering::Acquire) & READS != 0;
+        if reads { Mode::Shared } else { *granted_as }
     }
 
     /// Has a hold that is held alone count as a reader's from now on, and for good. Whether that can be: not while
@@ -77,12 +117,12 @@ impl Hold {
     /// Takes back that the hold is handed over. Whether its guard has ended meanwhile, whose release is then the
     /// caller's.
     pub(in crate::engine) fn uncarry(&self) -> bool {
-        self.shares.fetch_and(!CARRIED, Ordering::AcqRel) & !FLAGS == 0
+        self.shares.count.fetch_and(!CARRIED, Ordering::AcqRel) & !FLAGS == 0
     }
 
     /// Whether it is handed over, or was to be: its guards have nothing to release.
     pub(crate) fn is_carried(&self) -> bool {
-        self.shares.load(Ordering::Acquire) & CARRIED != 0
+        self.shares.count.load(Ordering::Acquire) & CARRIED != 0
     }
 
     /// Sets `mark` if there is one share and no mark but `beside`; else returns the number.
@@ -92,15 +132,15 @@ impl Hold {
             let is_one = kinds.iter().any(|kind| kind.one() == shares & !beside);
             is_one.then_some(shares | mark)
         };
-        self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, only).map(drop)
+        self.shares.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, only).map(drop)
     }
 
     /// The backend confirmed, by a request sent at `sent`, that others may read.
     pub(in crate::engine) fn downgraded(&self, sent: Timestamp) {
-        if let Validity::Lease(_) = self.validity {
+        if self.terms.is_renewed() {
             self.confirm(sent);
         }
-        self.downgrades.store(false, Ordering::Release);
+        self.shares.downgrades.store(false, Ordering::Release);
     }
 
     /// One more guard shares the hold, unless it was released already. Returns how many there are of this kind.
@@ -110,23 +150,23 @@ impl Hold {
             rest if rest & CARRIED != 0 => None,
             _ => shares.checked_add(kind.one()),
         };
-        let before = self.shares.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        let before = self.shares.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
         Some(kind.count(before + kind.one()))
     }
 
     /// Makes a plain share a nested one. Returns how many there are of these.
     pub(in crate::engine) fn nest(&self) -> u32 {
         let step = ShareKind::Nested.one() - ShareKind::Plain.one();
-        ShareKind::Nested.count(self.shares.fetch_add(step, Ordering::AcqRel) + step)
+        ShareKind::Nested.count(self.shares.count.fetch_add(step, Ordering::AcqRel) + step)
     }
 
     /// Whether there is one plain share and no other.
     pub(in crate::engine) fn has_one_share(&self) -> bool {
-        self.shares.load(Ordering::Acquire) & !FLAGS == ShareKind::Plain.one()
+        self.shares.count.load(Ordering::Acquire) & !FLAGS == ShareKind::Plain.one()
     }
 
-    /// One guard less. Whether it was the last one, who has to release the lock.
+    /// Counts one guard less. Returns whether it was the last one, which has to release the lock.
     pub(in crate::engine) fn unshare(&self, kind: ShareKind) -> bool {
-        self.shares.fetch_sub(kind.one(), Ordering::AcqRel) & !FLAGS == kind.one()
+        self.shares.count.fetch_sub(kind.one(), Ordering::AcqRel) & !FLAGS == kind.one()
     }
 }

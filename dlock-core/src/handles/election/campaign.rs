@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 
 use super::Election;
-use super::pacing::pause;
 use crate::engine::hold::{Condition, Hold};
+use crate::engine::looks::Looks;
 use crate::engine::refusals::Refusals;
 use crate::engine::scope;
 use crate::error::{Error, Operation, Result};
@@ -123,10 +123,10 @@ impl Campaign {
                         return Ok(Term::new(guard, &self.resigned));
                     }
                 }
-                Err(error) if error.is_retryable() => pause(self.election.engine(), AFTER_FAILURE).await,
+                Err(error) if error.is_retryable() => self.election.engine().pause(AFTER_FAILURE).await,
                 Err(error) if error.kind().is_refusal() => {
                     let length = refusals.pause(error.failure());
-                    pause(self.election.engine(), length).await;
+                    self.election.engine().pause(length).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -139,7 +139,7 @@ impl Campaign {
         if self.resigned.load(Ordering::Acquire) {
             let capabilities = &engine.capabilities;
             let polls = capabilities.poll_to.min(LONGEST_STAND_BACK);
-            pause(engine, if capabilities.notified { STAND_BACK } else { polls }).await;
+            engine.pause(if capabilities.notified { STAND_BACK } else { polls }).await;
             self.resigned.store(false, Ordering::Release);
         }
         if *priority == 0 {
@@ -166,18 +166,22 @@ impl Campaign {
         let Election { lock, priority, .. } = &self.election;
         let patience = STEP * u32::from(*priority);
         let between = (lock.options().lease / 10).clamp(Duration::from_millis(50), STEP);
-        let (mut vacant_since, timers) = (None, &self.election.engine().timers);
+        let (mut vacant_since, mut looks, engine) = (None, Looks::default(), self.election.engine());
+        let key = lock.checked(lock.options())?;
         loop {
-            let asked = timers.now();
+            looks.due(engine, key, between).await;
+            let asked = engine.timers.now();
             match self.election.leader().await? {
                 Some(_) => {
                     refusals.are_over();
                     vacant_since = None;
                 }
-                None if timers.now() - *vacant_since.get_or_insert(asked) >= patience => return Ok(()),
+                None if engine.timers.now() - *vacant_since.get_or_insert(asked) >= patience => {
+                    return Ok(());
+                }
                 None => {}
             }
-            pause(self.election.engine(), between).await;
+            looks.ended(engine);
         }
     }
 }

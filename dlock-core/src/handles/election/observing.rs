@@ -3,11 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::Election;
-use super::pacing::pause;
 use crate::engine::Engine;
+use crate::engine::looks::Looks;
 use crate::error::Result;
 use crate::fence::Fence;
 use crate::holder::Holder;
@@ -24,7 +22,8 @@ pub struct Leader {
 
 impl Leader {
     pub(super) fn of(holder: Holder, engine: &Engine) -> Self {
-        let is_us = holder.candidate.is_some() && holder.candidate.as_deref() == engine.candidate.candidate();
+        let is_us = holder.candidate.is_some()
+            && holder.candidate.as_deref() == engine.identities.candidate.candidate();
         Self { holder, is_us }
     }
 
@@ -71,9 +70,19 @@ impl fmt::Display for Leader {
     }
 }
 
-/// Follows who leads an [`Election`]. The backend is asked every second, or [as often as is
-/// wanted](Self::with_interval): a change is seen that much later at most, and a term that is shorter may not be seen
-/// at all. On a quorum, which has no fences, the next term of a candidate that led before it is no change.
+/// Follows who leads an [`Election`].
+///
+/// * **Notified**, where the backend [announces](crate::Capabilities::announces) terms: when a term begins, is resigned
+///   or dropped, and when a lock is taken away by force. The observer then asks the backend at once, and sees the
+///   change after one message and one request.
+/// * **Polled**, in any case: the backend is also asked every second, or [as often as is wanted](Self::with_interval).
+///   A change is seen that much later at most where nothing is announced, where an announcement is lost, and where a
+///   lease runs out, which nothing announces; the term that follows is announced again.
+///
+/// A term that ends before its announcement is followed by the request may not be seen at all. On a quorum, which has
+/// no fences, the next term of a candidate that led before it is no change.
+///
+/// The subscription lasts from the first request until the observer is dropped, also while nothing is waited for.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -97,15 +106,21 @@ pub struct LeaderChanges {
     known: Option<Option<Leader>>,
     /// Whether the error that was reported last, if one was, was a refusal. The kinds of an outage vary.
     failed: Option<bool>,
-    asked: Option<Instant>,
+    looks: Looks,
 }
 
 impl LeaderChanges {
-    pub(super) const fn new(election: Election) -> Self {
-        Self { election, interval: Duration::from_secs(1), known: None, failed: None, asked: None }
+    pub(super) fn new(election: Election) -> Self {
+        Self {
+            election,
+            interval: Duration::from_secs(1),
+            known: None,
+            failed: None,
+            looks: Looks::default(),
+        }
     }
 
-    /// Sets how often the backend is asked. Default 1 s; 50 ms to 1 h.
+    /// Sets how often the backend is asked although nothing was announced. Default 1 s; 50 ms to 1 h.
     pub const fn with_interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
@@ -127,16 +142,11 @@ impl LeaderChanges {
             let what = format!("the interval is {:?}; use {OFTENEST:?} to {SELDOMEST:?}", self.interval);
             return Err(self.election.refuse(what));
         }
-        let Election { lock, .. } = &self.election;
-        lock.checked(lock.options())?;
         loop {
-            let timers = &self.election.engine().timers;
-            if let Some(asked) = self.asked {
-                let left = self.interval.saturating_sub(timers.now() - asked);
-                pause(self.election.engine(), left).await;
-            }
+            let Election { lock, .. } = &self.election;
+            self.looks.due(lock.engine(), lock.checked(lock.options())?, self.interval).await;
             let found = self.election.leader().await;
-            self.asked = Some(self.election.engine().timers.now());
+            self.looks.ended(self.election.engine());
             match found {
                 Ok(leader) if self.is_news(leader.as_ref()) => {
                     self.failed = None;

@@ -222,6 +222,10 @@ impl Locks {
             let force = async move { asked.backend.force_release(of, seen).await };
             let forced = engine.ask(limit, unanswered, force).await?;
             Telemetry::forced(forced == Forced::Released);
+            if forced == Forced::Released {
+                // It may have been a term of an election.
+                engine.announce(&key);
+            }
             Ok(forced)
         };
         forced

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock_core::{Campaign, Election, Eligibility, ErrorKind, Term};
+use dlock_core::{Campaign, Election, Eligibility, ErrorKind, LeaderChanges, Term};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -29,6 +29,8 @@ cases! {
     shutting_down_ends_the_term_and_the_campaign: Nothing, Easy;
     a_candidate_of_a_later_priority_lets_the_others_go_first: Nothing, Easy;
     observers_see_who_leads_and_each_change: Nothing, Easy;
+    where_it_is_announced_who_leads_observers_see_it_long_before_they_ask_again: Nothing, Easy;
+    observers_who_hear_nothing_ask_at_their_interval: Nothing, Easy;
     a_body_is_dropped_when_its_term_is_lost_and_the_campaign_goes_on: Lease, Timed;
     a_leader_that_is_cut_off_stops_believing_before_another_leads: Lease, Timed;
     a_leader_that_was_released_by_force_stops_and_another_leads: LeaseAndAdministration, Timed;
@@ -352,6 +354,48 @@ async fn observers_see_who_leads_and_each_change(stage: Stage) {
     drop(locked);
     let wrong = election.changes().with_interval(Duration::from_millis(1)).next().await;
     error_of(wrong, &[ErrorKind::InvalidConfig]);
+}
+
+fn observe(process: &Process, key: &str, interval: Duration) -> LeaderChanges {
+    process.locks.election(key).changes().with_interval(interval)
+}
+
+async fn sees(observer: &mut LeaderChanges, term: Option<&Term>) {
+    let seen = soon("a change", observer.next()).await.expect("it can be asked");
+    assert_eq!(seen.is_some(), term.is_some(), "{seen:?}");
+    assert_eq!(seen.and_then(|leader| leader.fence()), term.and_then(Term::fence));
+}
+
+/// All of them, in the process of the leader and in others. Without announcements they ask.
+async fn where_it_is_announced_who_leads_observers_see_it_long_before_they_ask_again(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    let interval = if ours.locks.capabilities().announces { SOON * 10 } else { Duration::from_millis(50) };
+    let mut observers = [&ours, &theirs, &theirs].map(|process| observe(process, &key, interval));
+    for observer in &mut observers {
+        sees(observer, None).await;
+    }
+    for _ in 0..3 {
+        let term = lead(&mut ours.locks.election(&key).campaign()).await;
+        for observer in &mut observers {
+            sees(observer, Some(&term)).await;
+        }
+        resign(term).await;
+        for observer in &mut observers {
+            sees(observer, None).await;
+        }
+    }
+}
+
+/// An announcement is a hint, and may be lost.
+async fn observers_who_hear_nothing_ask_at_their_interval(stage: Stage) {
+    let (ours, theirs, key) = (stage.process().await, stage.process().await, stage.key());
+    theirs.wire.deafen();
+    let mut observer = observe(&theirs, &key, Duration::from_millis(100));
+    sees(&mut observer, None).await;
+    let term = lead(&mut ours.locks.election(&key).campaign()).await;
+    sees(&mut observer, Some(&term)).await;
+    resign(term).await;
+    sees(&mut observer, None).await;
 }
 
 /// The next term is another one.

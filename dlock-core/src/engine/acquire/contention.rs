@@ -1,0 +1,37 @@
+//! Who is in the way of an acquire.
+
+use crate::backend::Busy;
+use crate::holder::Holder;
+
+/// What an acquire knows of the lock that is in the way, and of its holder.
+#[derive(Debug, Default)]
+pub(super) struct Contention {
+    /// The place of that lock in the list; the first one until an attempt says otherwise.
+    pub(super) place: usize,
+    /// How many attempts found a lock busy.
+    pub(super) tries: u32,
+    /// Whether another acquire or holder was there before: in the backend, or in the line of this process.
+    pub(super) was_busy: bool,
+    /// Whether the lock has another holder than at the last attempt.
+    pub(super) changed_hands: bool,
+    pub(super) holder: Option<Holder>,
+}
+
+impl Contention {
+    /// Notes whose lock was in the way of an attempt that wanted `many` locks, or one.
+    pub(super) fn note(&mut self, busy: Busy, many: bool) {
+        let fence = |holder: Option<&Holder>| holder.and_then(|holder| holder.fence);
+        let (before, now) = (fence(self.holder.as_ref()), fence(busy.holder.as_deref()));
+        // In a batch, the holder that was reported may be that of another key.
+        self.changed_hands = !many && before.is_some() && now.is_some() && before != now;
+        if many || busy.holder.is_some() {
+            self.holder = busy.holder.map(|holder| *holder);
+        }
+    }
+
+    /// Notes that the lock is another's, and that the acquire waits for it.
+    pub(super) const fn waits(&mut self) {
+        self.tries += 1;
+        self.was_busy = true;
+    }
+}

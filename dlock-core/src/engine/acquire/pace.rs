@@ -1,0 +1,85 @@
+//! How often an acquire asks: the pauses of each kind, and the distance between attempts that notifications ask for.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::backend::{Backoff, Capabilities};
+use crate::engine::refusals::Refusals;
+
+/// The pauses between attempts, by what is waited for.
+pub(super) struct Pauses<'a> {
+    /// Between polls of a busy lock without a line.
+    pub(super) polls: Backoff,
+    pub(super) notifications: NotificationPace,
+    pub(super) failures: Backoff,
+    pub(super) unknown_outcomes: Backoff,
+    /// Made at the first refusal.
+    pub(super) refusals: Option<Box<Refusals<'a>>>,
+}
+
+impl Pauses<'_> {
+    pub(super) fn new(capabilities: &Capabilities) -> Self {
+        Self {
+            polls: Backoff::new(capabilities.poll_from, capabilities.poll_to),
+            notifications: NotificationPace::new(capabilities.poll_from),
+            failures: Backoff::of_failures(),
+            unknown_outcomes: Backoff::of_unknown_outcomes(),
+            refusals: None,
+        }
+    }
+}
+
+/// Keeps a distance between attempts that notifications ask for, once many of these were for nothing. A backend may
+/// report changes that are none, as often as it likes.
+pub(super) struct NotificationPace {
+    distances: Backoff,
+    /// The longest distance.
+    to: Duration,
+    /// How many notifications were for nothing.
+    vain: u32,
+}
+
+impl NotificationPace {
+    /// How many notifications may be for nothing before attempts are spaced out; some are where several acquires want a
+    /// lock that is held for moments only.
+    const FREE: u32 = 16;
+    /// A notification that comes so soon after the attempt was queued before it. Later ones set their own pace.
+    const AT_ONCE: Duration = Duration::from_micros(100);
+
+    /// The longest distance is what would be a useful pause between polls.
+    pub(super) fn new(to: Duration) -> Self {
+        Self { distances: Backoff::new(Duration::from_millis(1), to), to, vain: 0 }
+    }
+
+    /// Returns when to ask after a notification that was waited for so long; `None` for at once.
+    pub(super) fn next(&mut self, waited: Duration, asked_at: Instant, fraction: f64) -> Option<Instant> {
+        if waited >= Self::AT_ONCE {
+            return None;
+        }
+        self.vain = self.vain.saturating_add(1);
+        (self.vain > Self::FREE).then(|| asked_at + self.distances.pause(fraction))
+    }
+
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seventeenth_notification_for_nothing_keeps_a_distance_and_a_fresh_start_none() {
+        let (mut pace, now) = (NotificationPace::new(Duration::from_millis(10)), Instant::now());
+        for n in 1..=NotificationPace::FREE {
+            assert_eq!(pace.next(Duration::ZERO, now, 0.5), None, "notification {n}");
+        }
+        assert!(pace.next(Duration::ZERO, now, 0.5).is_some_and(|at| at > now));
+        // A notification that had to be waited for sets its own pace.
+        assert_eq!(pace.next(NotificationPace::AT_ONCE, now, 0.5), None);
+        pace.reset();
+        assert_eq!(pace.next(Duration::ZERO, now, 0.5), None);
+    }
+}

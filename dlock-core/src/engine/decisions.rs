@@ -1,0 +1,15 @@
+//! What the engine decides without I/O and without a clock, for the models that explore it. No part of the public API.
+
+/// What follows an attempt to acquire, and what may be on the servers meanwhile.
+pub mod acquire {
+    pub use crate::engine::acquire::decide::{
+        Answer, BusyOutcome, End, Failed, Leaves, Next, Outcome, Pause, Progress, Terms,
+    };
+    pub use crate::engine::acquire::unsettled::{Sent, Unsettled};
+}
+
+/// For how long a hold is valid, and when it is renewed.
+pub mod hold {
+    pub use crate::engine::hold::Condition;
+    pub use crate::engine::hold::lease::{After, LeaseTerms, Plan, Report, Standing};
+}

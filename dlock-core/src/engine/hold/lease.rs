@@ -1,0 +1,280 @@
+//! For how long a hold is valid, and when it is renewed: the decisions, without a clock. Moments and what is random
+//! come in.
+//!
+//! | event | it is valid until | it is renewed |
+//! |---|---|---|
+//! | granted by a request sent at `s` | `s` and its lease, less a margin | a sixth to a third of the lease after `s` |
+//! | granted at `g` for a first lease | `s` and that lease, less a margin | a fortieth to a twentieth of it after `g` |
+//! | kept by a session | `s` and the session's length, if it has one | never |
+//! | confirmed by a request sent at `s` | the later of that and before | a quarter to a third of the lease after `s` |
+//! | confirmed after the deadline, or its end | as before: a loss is final | |
+//! | a renewal failed at `f` | as before | a twenty-fourth to a twelfth of the lease that runs after `f` |
+//! | the backend has it no more | it is lost | |
+//!
+//! `max_hold` ends it earlier. Where that is the next end, it is not renewed again.
+
+use std::time::Duration;
+
+use super::Condition;
+use crate::backend::Validity;
+use crate::clock::Timestamp;
+use crate::options::margin;
+
+/// The terms of a hold.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseTerms {
+    /// How long what was granted lasts.
+    pub validity: Validity,
+    /// The lease to be kept up, or the requested one where a session keeps the lock.
+    pub lease: Duration,
+    /// When `max_hold` ends the hold.
+    pub ends_at: Timestamp,
+}
+
+/// When a hold ends, and when it is renewed before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// When it ends unless it is confirmed before.
+    pub deadline: Timestamp,
+    /// When it is renewed.
+    pub renew_at: Timestamp,
+}
+
+/// What the backend said of a hold, or did not.
+#[derive(Clone, Copy, Debug)]
+pub enum Report {
+    /// It was confirmed by a request sent then.
+    Confirmed(Timestamp),
+    /// The backend no longer has it under our token.
+    Gone,
+    /// No answer came until then that says anything.
+    Failed(Timestamp),
+}
+
+/// What follows a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// Nothing: the hold has ended.
+    Nothing,
+    /// It is lost.
+    Lost,
+    /// It is valid, for longer where that has an end.
+    Valid {
+        /// When the request was sent that confirmed it.
+        sent: Timestamp,
+        /// When it ends unless it is confirmed again, or later if that was so before; `None` without a known end.
+        deadline: Option<Timestamp>,
+        /// When it is renewed next, if it is.
+        renew_at: Option<Timestamp>,
+    },
+    /// It is at risk, and renewed again soon.
+    AtRisk {
+        /// When it is renewed next.
+        renew_at: Timestamp,
+    },
+}
+
+/// What is known of a hold when a report comes.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// What it is worth.
+    pub condition: Condition,
+    /// When it ends unless it is confirmed before.
+    pub deadline: Timestamp,
+    /// When the last request was sent that confirmed it.
+    pub confirmed_at: Timestamp,
+}
+
+impl LeaseTerms {
+    /// Makes the terms of a grant, for the lease that was asked for.
+    pub fn new(validity: Validity, asked: Duration, ends_at: Timestamp) -> Self {
+        let lease = length_of(validity).unwrap_or(asked);
+        Self { validity, lease, ends_at }
+    }
+
+    /// Plans a hold that is granted at `now` by a request sent at `sent`, and that has a shorter lease at first if that
+    /// is given. `fraction` is random, of one.
+    pub fn granted(
+        &self,
+        first_lease: Option<Duration>,
+        (now, sent): (Timestamp, Timestamp),
+        fraction: impl FnOnce() -> f64,
+    ) -> Plan {
+        let first = first_lease.or(length_of(self.validity));
+        let deadline = first.map_or(Timestamp::NEVER, |length| valid_until(sent, length)).min(self.ends_at);
+        let renew_at = match (self.validity, first_lease) {
+            // Soon, for the sake of what it is to be; a section that is short needs no renewal.
+            (Validity::Lease(_), Some(first)) => now + part_of(first / 20, 0.5, fraction()),
+            // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the
+            // keeper for locks that are released soon.
+            (Validity::Lease(length), None) => sent + part_of(length / 3, 0.5, fraction()),
+            (Validity::Session(_), _) => Timestamp::NEVER,
+        };
+        Plan { deadline, renew_at }
+    }
+
+    /// Decides what follows a report.
+    pub fn after(&self, report: Report, hold: Standing, fraction: impl FnOnce() -> f64) -> After {
+        match report {
+            Report::Confirmed(_) if matches!(hold.condition, Condition::Lost | Condition::Released) => {
+                After::Nothing
+            }
+            Report::Confirmed(sent) => {
+                let length = length_of(self.validity);
+                let deadline = length.map(|length| valid_until(sent, length).min(self.ends_at));
+                let until = deadline.map_or(hold.deadline, |deadline| deadline.max(hold.deadline));
+                let renew_at = match self.validity {
+                    Validity::Lease(length) => {
+                        Some(self.unless_last(until, sent + part_of(length / 3, 0.75, fraction())))
+                    }
+                    Validity::Session(_) => None,
+                };
+                After::Valid { sent, deadline, renew_at }
+            }
+            Report::Gone => After::Lost,
+            Report::Failed(now) => {
+                let pause = part_of(self.pause(hold.deadline, hold.confirmed_at), 0.5, fraction());
+                After::AtRisk { renew_at: self.unless_last(hold.deadline, now + pause) }
+            }
+        }
+    }
+
+    /// Returns `at`, unless the hold ends by `max_hold` before another renewal would be of use.
+    fn unless_last(&self, deadline: Timestamp, at: Timestamp) -> Timestamp {
+        if deadline >= self.ends_at { Timestamp::NEVER } else { at }
+    }
+
+    /// Returns the pause between renewals that are not due by themselves.
+    pub fn pause(&self, deadline: Timestamp, confirmed_at: Timestamp) -> Duration {
+        (self.lease_that_runs(deadline, confirmed_at) / 12).max(Duration::from_millis(5))
+    }
+
+    /// Returns how long the lease that runs now is in all, which may be a first one.
+    fn lease_that_runs(&self, deadline: Timestamp, confirmed_at: Timestamp) -> Duration {
+        match deadline >= self.ends_at {
+            true => self.lease,
+            false => self.lease.min(deadline.since(confirmed_at)),
+        }
+    }
+
+    /// Returns how long an answer to a renewal sent at `sent` is waited for. In a first lease there is time for another
+    /// renewal.
+    pub fn answer_limit(
+        &self,
+        (deadline, confirmed_at): (Timestamp, Timestamp),
+        sent: Timestamp,
+        request_timeout: Duration,
+    ) -> Duration {
+        let left = deadline.since(sent);
+        let is_first = self.lease_that_runs(deadline, confirmed_at) < self.lease.mul_f64(0.9);
+        request_timeout.min(if is_first { left / 3 } else { left })
+    }
+
+    /// Returns how long the hold is valid from one confirmation to the next; `None` without a known end.
+    pub fn trusted_for(&self) -> Option<Duration> {
+        length_of(self.validity).map(|length| length.saturating_sub(margin(length)))
+    }
+
+    /// Returns whether the hold lasts by its lease, and is renewed.
+    pub const fn is_renewed(&self) -> bool {
+        matches!(self.validity, Validity::Lease(_))
+    }
+}
+
+/// How long what was granted lasts without a confirmation; `None` without a known end.
+const fn length_of(validity: Validity) -> Option<Duration> {
+    match validity {
+        Validity::Lease(length) | Validity::Session(Some(length)) => Some(length),
+        Validity::Session(None) => None,
+    }
+}
+
+/// Until when a lock that was confirmed by a request sent at `sent` can be relied upon.
+fn valid_until(sent: Timestamp, length: Duration) -> Timestamp {
+    // The margin first: a length without an end stays without one.
+    sent + length.saturating_sub(margin(length))
+}
+
+/// Returns a part of `length`, from the share `least` of it upwards; `fraction` is random, of one.
+fn part_of(length: Duration, least: f64, fraction: f64) -> Duration {
+    length.mul_f64(least + (1.0 - least) * fraction)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(12);
+    const TERMS: LeaseTerms =
+        LeaseTerms { validity: Validity::Lease(LEASE), lease: LEASE, ends_at: Timestamp::NEVER };
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_nanos(millis * 1_000_000)
+    }
+
+    const fn held(deadline: Timestamp) -> Standing {
+        Standing { condition: Condition::Held, deadline, confirmed_at: Timestamp::from_nanos(0) }
+    }
+
+    /// Of a margin of 1 %.
+    const TRUSTED: u64 = 11_880;
+
+    #[test]
+    fn a_grant_is_valid_from_when_it_was_asked_for_and_renewed_when_the_table_says() {
+        let session = |length| LeaseTerms { validity: Validity::Session(length), ..TERMS };
+        let short = LeaseTerms { ends_at: at(5_000), ..TERMS };
+        let (first, never) = (Some(Duration::from_secs(2)), Timestamp::NEVER);
+        let rows = [
+            ("a lease", TERMS, None, 0.0, (at(1_000 + TRUSTED), at(3_000))),
+            ("a lease, late", TERMS, None, 1.0, (at(1_000 + TRUSTED), at(5_000))),
+            ("a first lease", TERMS, first, 1.0, (at(2_980), at(2_100))),
+            ("a session", session(Some(LEASE)), None, 1.0, (at(1_000 + TRUSTED), never)),
+            ("a session without an end", session(None), None, 1.0, (never, never)),
+            ("a lock that is held for four seconds", short, None, 1.0, (at(5_000), at(5_000))),
+        ];
+        for (what, terms, first, fraction, (deadline, renew_at)) in rows {
+            let plan = terms.granted(first, (at(2_000), at(1_000)), || fraction);
+            assert_eq!(plan, Plan { deadline, renew_at }, "{what}");
+        }
+    }
+
+    #[test]
+    fn each_report_is_followed_by_what_the_table_says() {
+        let session = |length| LeaseTerms { validity: Validity::Session(length), ..TERMS };
+        let short = LeaseTerms { ends_at: at(9_000), ..TERMS };
+        let before = held(at(TRUSTED));
+        let lost = Standing { condition: Condition::Lost, ..before };
+        let released = Standing { condition: Condition::Released, ..before };
+        let suspect = Standing { condition: Condition::Suspect, ..before };
+        let valid = |deadline, renew_at| After::Valid { sent: at(4_000), deadline, renew_at };
+        let later = Some(at(4_000 + TRUSTED));
+        let at_risk = |renew_at| After::AtRisk { renew_at };
+        let confirmed = Report::Confirmed(at(4_000));
+        let failed = Report::Failed(at(4_000));
+        let rows = [
+            ("a renewal in time", TERMS, confirmed, before, valid(later, Some(at(8_000)))),
+            ("a renewal of what was doubtful", TERMS, confirmed, suspect, valid(later, Some(at(8_000)))),
+            ("a renewal that comes too late", TERMS, confirmed, lost, After::Nothing),
+            ("a renewal after the release", TERMS, confirmed, released, After::Nothing),
+            ("the last renewal", short, confirmed, before, valid(Some(at(9_000)), Some(Timestamp::NEVER))),
+            ("a session's proof", session(Some(LEASE)), confirmed, before, valid(later, None)),
+            ("a session without an end", session(None), confirmed, before, valid(None, None)),
+            ("a renewal that found it gone", TERMS, Report::Gone, before, After::Lost),
+            ("a renewal that failed", TERMS, failed, before, at_risk(at(4_990))),
+            ("one in a first lease", TERMS, failed, held(at(1_200)), at_risk(at(4_100))),
+            ("one in a very short lease", TERMS, failed, held(at(12)), at_risk(at(4_005))),
+            ("one before the end", short, failed, held(at(9_000)), at_risk(Timestamp::NEVER)),
+        ];
+        for (what, terms, report, hold, after) in rows {
+            assert_eq!(terms.after(report, hold, || 1.0), after, "{what}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_waited_for_until_the_deadline_and_in_a_first_lease_for_a_third_of_that() {
+        let limit = |deadline, timeout| TERMS.answer_limit((at(deadline), at(0)), at(1_000), timeout);
+        assert_eq!(limit(TRUSTED, Duration::from_secs(3)), Duration::from_secs(3));
+        assert_eq!(limit(TRUSTED, LEASE), Duration::from_millis(TRUSTED - 1_000));
+        assert_eq!(limit(1_600, LEASE), Duration::from_millis(200));
+    }
+}

@@ -1,0 +1,130 @@
+//! Whether a hold can be relied on, as this process sees it, and why not any more. No clock: moments come in.
+//!
+//! ```text
+//!             confirm                     the deadline has passed, or lose
+//!         ┌──────────────── suspect ─────────────────────────┐
+//!         ▼                    ▲                             ▼
+//!       held ──── suspect ─────┘                           lost
+//!         │ │                                                ▲
+//!         │ └──── the deadline has passed, or lose ──────────┘
+//!         ▼
+//!     released ◀── release, of what is held or suspect
+//! ```
+//!
+//! Lost and released are final.
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use super::Condition;
+use super::lease::Plan;
+use crate::clock::Timestamp;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+const HELD: u8 = 0;
+const SUSPECT: u8 = 1;
+const LOST: u8 = 2;
+const RELEASED: u8 = 3;
+
+/// The validity of one hold; see the [states](self).
+#[derive(Debug)]
+pub(super) struct LocalValidity {
+    state: AtomicU8,
+    deadline: AtomicU64,
+    /// When the last request was sent that confirmed it.
+    confirmed_at: AtomicU64,
+    /// Whether a renewal is late.
+    at_risk: AtomicBool,
+    /// Why it was lost.
+    loss: OnceLock<Cow<'static, str>>,
+}
+
+impl LocalValidity {
+    /// Of a hold that was granted by a request sent at `sent`.
+    pub(super) fn new(plan: Plan, sent: Timestamp) -> Self {
+        Self {
+            state: AtomicU8::new(HELD),
+            deadline: AtomicU64::new(plan.deadline.as_nanos()),
+            confirmed_at: AtomicU64::new(sent.as_nanos()),
+            at_risk: AtomicBool::new(false),
+            loss: OnceLock::new(),
+        }
+    }
+
+    /// Returns the condition at `now`; `None` when the deadline has passed, which is a loss to be noted.
+    #[inline]
+    pub(super) fn condition(&self, now: impl FnOnce() -> Timestamp) -> Option<Condition> {
+        match self.state.load(Ordering::Acquire) {
+            RELEASED => Some(Condition::Released),
+            LOST => Some(Condition::Lost),
+            _ if now() >= self.deadline() => None,
+            SUSPECT => Some(Condition::Suspect),
+            _ => Some(Condition::Held),
+        }
+    }
+
+    /// Whether its loss was noted. This does not look at the deadline.
+    #[inline]
+    pub(super) fn is_lost(&self) -> bool {
+        self.state.load(Ordering::Acquire) == LOST
+    }
+
+    /// Whether it was lost or released.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.load(Ordering::Acquire) >= LOST
+    }
+
+    pub(super) fn deadline(&self) -> Timestamp {
+        Timestamp::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    pub(super) fn confirmed_at(&self) -> Timestamp {
+        Timestamp::from_nanos(self.confirmed_at.load(Ordering::Acquire))
+    }
+
+    pub(super) fn loss(&self) -> Option<&Cow<'static, str>> {
+        self.loss.get()
+    }
+
+    /// Notes a loss. Returns whether it is the one that ends the hold, rather than an earlier loss or release.
+    pub(super) fn lose(&self, cause: Cow<'static, str>) -> bool {
+        let _ = self.loss.set(cause);
+        self.end(LOST)
+    }
+
+    /// Notes a release. Does nothing to a hold that was lost.
+    pub(super) fn release(&self) {
+        self.end(RELEASED);
+    }
+
+    fn end(&self, end: u8) -> bool {
+        let ends = |state| (state < LOST).then_some(end);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, ends).is_ok()
+    }
+
+    /// Notes that the hold cannot be relied on until it is confirmed. Returns whether it could be before.
+    pub(super) fn suspect(&self) -> bool {
+        self.put_at_risk();
+        self.state.compare_exchange(HELD, SUSPECT, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Moves the deadline, but never to an earlier one: the hold was confirmed by a request sent at `sent`.
+    pub(super) fn extend(&self, deadline: Timestamp, sent: Timestamp) {
+        self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+        self.confirmed_at.fetch_max(sent.as_nanos(), Ordering::AcqRel);
+    }
+
+    /// Notes that the hold can be relied on again, unless it has ended.
+    pub(super) fn confirm(&self) {
+        self.at_risk.store(false, Ordering::Release);
+        let _ = self.state.compare_exchange(SUSPECT, HELD, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    pub(super) fn put_at_risk(&self) {
+        self.at_risk.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_at_risk(&self) -> bool {
+        self.at_risk.load(Ordering::Acquire)
+    }
+}
