@@ -442,9 +442,10 @@ impl Claim for RedisClaim {
             let request = Request { step: Step::Withdraw { passes_on: false }, ..request };
             reply = Box::pin(self.change_by(&request)).await?;
         }
+        // Read first: after an answer without sense the server may have all that it had.
+        let withdrawal = withdrawn(&reply.answer)?;
         self.held = false;
         self.waits_for_all &= !is_share;
-        let withdrawal = withdrawn(&reply.answer)?;
         // An earlier attempt may still arrive, and would take the lock again.
         Ok(if self.in_flight.is_empty() { withdrawal } else { withdrawal.unsettled() })
     }
@@ -458,8 +459,8 @@ impl Claim for RedisClaim {
         let request = Request { mode, clock: None, ..request };
         let command = Command::of(&request);
         let reply = self.client.servers.carry_out(command, self.patience(), &mut Untracked).await?;
-        self.held = false;
         let withdrawal = withdrawn(&reply.answer)?;
+        self.held = false;
         Ok(if self.in_flight.is_empty() { withdrawal } else { withdrawal.unsettled() })
     }
 

@@ -435,4 +435,4 @@ impl ConnectionTracking {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

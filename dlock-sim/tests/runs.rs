@@ -73,6 +73,14 @@ fn no_rule_is_broken_in_the_series_of_the_commit() {
     }
 }
 
+/// The store loses the hand-over with its newest writes, and a repeated request of the giver makes it again.
+#[test]
+fn a_baton_is_good_after_a_repeated_request_to_leave_reaches_a_store_that_lost_the_first() {
+    let outcome = run_batons(0xead8_c28c_0b89_035f, true);
+    assert!(outcome.story.contains("the store goes on with an old copy"), "another seed is needed");
+    assert_eq!(outcome.violation, None);
+}
+
 #[test]
 fn the_same_seed_is_the_same_story_byte_for_byte() {
     for n in 0..20 {

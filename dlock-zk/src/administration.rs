@@ -33,15 +33,16 @@ pub(crate) async fn holders(sessions: &Arc<Sessions>) -> Result<Vec<(Key, Holder
     let mut held = Vec::new();
     for some in locks.chunks(AT_ONCE) {
         let mut some = some.to_vec();
-        for _ in 0..LOOKS {
-            // Keys of which a node was gone before it was read. What was found of them is dropped: the next look finds
-            // it again.
+        for look in 1..=LOOKS {
+            // Keys of which a node was gone before it was read.
             let gone = holders_of(&session, sessions.config().recipe, &some, &mut held).await?;
-            some.retain(|(key, _)| gone.contains(key));
-            held.retain(|(key, _)| !gone.contains(key));
-            if some.is_empty() {
+            // What the last look found of a key that changes all the time is kept.
+            if gone.is_empty() || look == LOOKS {
                 break;
             }
+            // What was found of them is dropped: the next look finds it again.
+            some.retain(|(key, _)| gone.contains(key));
+            held.retain(|(key, _)| !gone.contains(key));
         }
     }
     Ok(held)

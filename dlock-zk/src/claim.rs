@@ -125,10 +125,13 @@ impl ZooKeeperClaim {
             return Ok(Attempt::Busy(busy));
         }
         // Before the turn: a notification is judged without it, and mostly without a request.
-        if self.wait.is_some()
-            && let Some(attempt) = Box::pin(self.ask_previous(until)).await?
-        {
-            return Ok(attempt);
+        if self.wait.is_some() {
+            if let Some(attempt) = Box::pin(self.ask_previous(until)).await? {
+                return Ok(attempt);
+            }
+            // It has shown all that it can. If the claim waits for its turn now, a notification that has arrived must
+            // not end that wait.
+            self.wait = None;
         }
         if !self.take_turn(until).await? {
             return Ok(Attempt::Busy(Busy::default()));

@@ -209,7 +209,7 @@ impl QueueNode {
             self.deleted().await?;
         }
         // The node may be gone or not: it is looked for by its prefix.
-        if self.deleted_unseen {
+        if std::mem::take(&mut self.deleted_unseen) {
             (self.node, self.in_doubt) = (None, true);
         }
         // The outcome of a creation that is under way is waited for in `create`.

@@ -71,10 +71,13 @@ impl Node {
             return Arc::clone(found);
         }
         // A runtime that has ended took its connection with it, and its entry is removed here.
-        runtimes.retain(|(_, other)| other.is_used());
+        let ended: Vec<_> = runtimes.extract_if(.., |(_, other)| !other.is_used()).collect();
         let (target, runtime) = (Arc::clone(&self.target), runtime.clone());
         let new = Arc::new(RuntimeConnection { target, runtime, state: Mutex::default() });
         runtimes.push((id, Arc::clone(&new)));
+        drop(runtimes);
+        // Dropped with the list unlocked, as in `close`.
+        drop(ended);
         new
     }
 
@@ -135,7 +138,9 @@ impl Node {
 
     /// Drops all connections. The next request opens new ones.
     pub(crate) fn close(&self) {
-        self.runtimes.lock().clear();
+        // Dropped with the list unlocked, since a connection wakes its tasks when it is dropped.
+        let closed = std::mem::take(&mut *self.runtimes.lock());
+        drop(closed);
     }
 
     /// Returns the sentinels, if the server is found by them.
@@ -148,15 +153,13 @@ impl Node {
 
     /// Ends all connections but those to `master`: any other server is not the master any more.
     pub(crate) fn leave(&self, master: &Endpoint) {
-        for (_, runtime) in self.runtimes.lock().iter() {
-            // Both locks are held, in the order of all other callers: first the list of runtimes, then one state.
-            let mut state = runtime.state.lock();
-            if state.current.as_ref().is_some_and(|(at, _)| at != master)
-                && let Some((_, connection)) = state.current.take()
-            {
-                connection.end();
-            }
-        }
+        // Both locks are held, in the order of all other callers: first the list of runtimes, then one state.
+        let left = |(_, runtime): &(Id, Arc<RuntimeConnection>)| {
+            runtime.state.lock().current.take_if(|(at, _)| at != master)
+        };
+        // Collected first: the end of a connection calls into the engine, which must not happen while either is locked.
+        let left: Vec<_> = self.runtimes.lock().iter().filter_map(left).collect();
+        left.iter().for_each(|(_, connection)| connection.end());
     }
 
     /// Returns the current address of the server.
@@ -366,3 +369,6 @@ impl std::fmt::Debug for RuntimeConnection {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use dlock_core::backend::{Attempt, Backend, Capabilities, Claim, ClaimRequest, LockId, Renewed, Withdrawal};
-use dlock_core::{Failure, Holder, Key, Locks, Memory};
+use dlock_core::{Clock, Failure, Holder, Key, Locks, Memory};
 use futures_util::FutureExt;
 use tokio::runtime::Builder;
 
@@ -26,12 +26,12 @@ async fn a_right_that_is_missing_is_asked_for_again_and_what_the_server_lacks_is
 
 /// What signals are taken from.
 #[derive(Debug, Default)]
-struct Source {
-    memory: Memory,
-    signals: Arc<Mutex<Vec<Signal>>>,
+pub(crate) struct Source {
+    pub(crate) memory: Memory,
+    pub(crate) signals: Arc<Mutex<Vec<Signal>>>,
 }
 
-struct SourceClaim(<Memory as Backend>::Claim, Arc<Mutex<Vec<Signal>>>);
+pub(crate) struct SourceClaim(<Memory as Backend>::Claim, Arc<Mutex<Vec<Signal>>>);
 
 impl Backend for Source {
     type Claim = SourceClaim;
@@ -42,6 +42,10 @@ impl Backend for Source {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::basic()
+    }
+
+    fn clock(&self) -> Clock {
+        self.memory.clock()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

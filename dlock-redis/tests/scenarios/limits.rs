@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use dlock_core::backend::{Attempt, Backend, Claim, Mode, Mutex};
 use dlock_core::{ErrorKind, Locks};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::{RedisCluster, RedisServer};
+use dlock_testkit::claim_request;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -186,4 +188,60 @@ async fn a_server_that_the_others_of_its_cluster_forgot_is_found_again() {
     }
     guard.release().await.unwrap();
     take(&locks, key).await.release().await.unwrap();
+}
+
+/// Passes on everything, but puts `result`, once, in the place of what the next call of a script returned.
+async fn garble(to: SocketAddr, result: Arc<Mutex<Option<&'static str>>>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(to).await.unwrap();
+            let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                (client.into_split(), server.into_split());
+            tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+            let result = Arc::clone(&result);
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 65_536];
+                while let Ok(length @ 1..) = from_server.read(&mut bytes).await {
+                    let reply = String::from_utf8_lossy(&bytes[..length]).into_owned();
+                    // The last part of a script's reply is the number of its call.
+                    let instead = reply.starts_with(['*', '$']).then(|| result.lock().take()).flatten();
+                    let number = reply.rfind('$').map(|at| &reply[at..]);
+                    let reply = match instead.zip(number) {
+                        Some((result, number)) => format!("*2\r\n{result}{number}"),
+                        None => reply,
+                    };
+                    if to_client.write_all(reply.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_claim_whose_release_was_answered_without_sense_is_not_clean() {
+    let server = RedisServer::start().unwrap();
+    let result = Arc::<Mutex<Option<&str>>>::default();
+    let address = garble(server.address(), Arc::clone(&result)).await;
+    let redis = Redis::connect(&server.url_through(address)).await.unwrap();
+    // What an attempt is answered with that had the lock already.
+    let (alone, among_others) = ("*1\r\n$1\r\nx\r\n", "*3\r\n:0\r\n:1\r\n*1\r\n$1\r\nx\r\n");
+    for (mode, is_left, answer) in
+        [(Mode::Exclusive, false, among_others), (Mode::Shared, false, alone), (Mode::Exclusive, true, alone)]
+    {
+        let mut request = claim_request("room", LONG, false).await.unwrap();
+        request.mode = mode;
+        let mut claim = redis.claim(request);
+        assert!(matches!(claim.attempt().await, Ok(Attempt::Granted(_))));
+        *result.lock() = Some(answer);
+        let released = if is_left { claim.leave(LONG).await } else { claim.withdraw().await };
+        assert_eq!(released.unwrap_err().kind(), ErrorKind::Unknown);
+        assert!(result.lock().is_none() && !claim.is_clean(), "{mode:?}, left: {is_left}");
+        assert!(claim.withdraw().await.unwrap().settled);
+        assert!(claim.is_clean());
+    }
 }

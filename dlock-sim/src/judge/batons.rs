@@ -124,12 +124,15 @@ impl World {
         for (key, entry) in left.iter().filter(|_| self.plan.batons).cloned().collect::<Vec<_>>() {
             let epoch = self.state(key).epoch;
             let name = self.keys[key].clone();
-            let before = self.judge.batons.left.get(&entry.token).filter(|left| left.epoch == epoch);
-            match before {
+            let known = self.judge.batons.left.get(&entry.token);
+            // A store that goes on with an old copy has the lock held again, and may get a repeated request to leave it
+            // after that: the giver has the baton already.
+            let is_given = known.is_some_and(|left| left.given && left.fence == entry.fence);
+            match known.filter(|left| left.epoch == epoch) {
                 None => {
                     let (process, fence, until) = (entry.process, entry.fence, entry.expires);
-                    let (given, taken_by) = (false, None);
-                    let left = LeftLock { key, process, fence, until, epoch, given, taken_by };
+                    let left =
+                        LeftLock { key, process, fence, until, epoch, given: is_given, taken_by: None };
                     self.judge.batons.left.insert(entry.token, left);
                 }
                 // An attempt that came late took the lock again under the token of its claim, and a request to leave it

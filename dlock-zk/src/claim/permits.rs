@@ -39,7 +39,6 @@ struct Seen {
 impl ZooKeeperClaim {
     /// Makes the node if there is none yet, and finds out whether it has its permits.
     pub(super) async fn take_permits(&mut self, of: u32, until: Instant) -> Result<Attempt, Failure> {
-        self.wait = None;
         let attempt = self.take_turn_in_queue(of, until).await;
         if let (Err(failure), Some(node)) = (&attempt, &mut self.node)
             && matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::InvalidConfig)

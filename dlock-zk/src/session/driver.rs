@@ -324,12 +324,15 @@ impl Driver {
             if looked {
                 timer = Timer::never();
                 self.wake_handed();
-            } else if !timer.will_fire() {
+            }
+            let ended = self.poll(|answered| self.deliver(answered));
+            // After the poll: waiters that it left to their runtimes need a look, also if one was due just now.
+            if !timer.will_fire() && (!looked || !self.handed.lock().is_empty()) {
                 timer.set_after(LOOK);
                 // The first poll has the timer wake this thread.
                 let _ = Pin::new(&mut timer).poll(thread);
             }
-            if self.poll(|answered| self.deliver(answered)) { Poll::Ready(()) } else { Poll::Pending }
+            if ended { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
         // No look follows: the waiters that were left to their runtimes are woken now.
@@ -437,3 +440,6 @@ pub(crate) async fn open(
         Err(error) => failed(format!("no thread for the session could be started: {error}")),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use dlock_core::Wait;
+use dlock_core::backend::{Attempt, Backend, Claim};
 use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
+use dlock_testkit::claim_request;
 use tokio::task::JoinSet;
 
 use crate::support::{
-    LONG, Proxied, lock_nodes, locks, patient_locks, places, poll_once, soon, until, until_in_line, wait_for,
+    LONG, Proxied, builder, lock_nodes, locks, patient_locks, places, poll_once, soon, until, until_in_line,
+    wait_for,
 };
 
 /// How many nodes a process has in one queue at the most.
@@ -170,4 +174,66 @@ async fn crowds_of_several_processes_all_get_their_turn_and_no_other_lock_is_at_
     assert_eq!(turns.into_iter().filter_map(Result::ok).count(), PROCESSES * WAITERS);
     others.iter().for_each(|other| other.check().unwrap());
     assert!(all.iter().all(|locks| locks.stats().lost == 0));
+}
+
+/// Otherwise it would ask again and again for as long as the others are not answered.
+#[tokio::test]
+async fn a_waiter_that_is_notified_while_all_requests_are_under_way_waits_for_its_turn() {
+    /// How many claims of a session have requests under way at the most.
+    const REQUESTS: usize = 128;
+    let on = Proxied::start();
+    let guard = locks(&on.server, LONG).await.lock("room").acquire().await.unwrap();
+    let zookeeper = builder(&format!("zk://{}", on.proxy.address()), LONG).connect().await.unwrap();
+    let mut waiter = zookeeper.claim(claim_request("room", LONG, true).await.unwrap());
+    assert!(matches!(waiter.attempt().await, Ok(Attempt::Busy(_))));
+    // The node before is changed and stays, so that the queue has to be looked at.
+    let first = places(on.server.admin(), "room").remove(0);
+    on.server.admin().set_data(&format!("/dlock/room/{first}"), b"something else");
+    soon("the notification", waiter.changed()).await.unwrap();
+    on.proxy.set(Direction::ToClient, Flow::Hold);
+    let mut others = Vec::new();
+    for number in 0..REQUESTS {
+        let request = claim_request(&format!("other_{number}"), LONG, true).await.unwrap();
+        others.push(zookeeper.claim(request));
+    }
+    let mut attempts: Vec<_> = others.iter_mut().map(|other| Box::pin(other.attempt())).collect();
+    assert!(attempts.iter_mut().all(|attempt| poll_once(attempt).is_none()));
+    assert!(matches!(soon("an outcome", waiter.attempt()).await, Ok(Attempt::Busy(_))));
+    let mut changed = Box::pin(waiter.changed());
+    assert!(poll_once(&mut changed).is_none(), "its turn has not come");
+    on.proxy.mend();
+    soon("its turn", changed).await.unwrap();
+    // From here on it is notified as before.
+    assert!(matches!(soon("an outcome", waiter.attempt()).await, Ok(Attempt::Busy(_))));
+    guard.release().await.unwrap();
+    soon("the notification", waiter.changed()).await.unwrap();
+    assert!(matches!(soon("an outcome", waiter.attempt()).await, Ok(Attempt::Granted(_))));
+    assert!(waiter.withdraw().await.unwrap().removed);
+}
+
+#[tokio::test]
+async fn a_holder_is_listed_however_often_others_of_its_key_come_and_go() {
+    const OTHERS: usize = 20;
+    let on = Proxied::start();
+    let ours = patient_locks(on.proxy.address()).await;
+    let theirs = patient_locks(on.server.address()).await;
+    let permits = theirs.semaphore("room", 100);
+    let guard = permits.acquire().await.unwrap();
+    let mut others = JoinSet::<()>::new();
+    for _ in 0..OTHERS {
+        let permits = permits.clone();
+        others.spawn(async move {
+            loop {
+                permits.acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    // Long enough that of those who are seen some are gone when they are looked at.
+    on.proxy.set(Direction::ToServer, Flow::Delay(Duration::from_millis(20)));
+    for look in 0..10 {
+        let holders = ours.holders().await.unwrap();
+        assert!(holders.iter().any(|(_, holder)| holder.fence == guard.fence()), "look {look}: {holders:?}");
+    }
+    others.shutdown().await;
+    guard.release().await.unwrap();
 }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use dlock_core::backend::{Attempt, Backend, Claim};
 use dlock_core::{ErrorKind, Guard, Locks};
 use dlock_rig::proxy::Loss;
+use dlock_testkit::claim_request;
 
 use crate::support::{
-    LONG, Proxied, error_of, fence, locks, places, soon, until_clean, until_in_line, wait_for,
+    LONG, Proxied, builder, error_of, fence, locks, places, soon, until_clean, until_in_line, wait_for,
 };
 
 /// A session whose connection is given up when it is silent for two fifths of this.
@@ -159,4 +161,28 @@ async fn every_lost_reply_of_many_leaves_each_lock_with_one_holder_or_none() {
     on.proxy.cut();
     until_clean(&locks, on.server.admin(), &["room"]).await;
     soon("the lock", locks.lock("room").acquire()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_claim_whose_deletion_was_not_confirmed_takes_no_later_deletion_of_its_node_for_its_own() {
+    let on = Proxied::start();
+    let theirs = locks(&on.server, LONG).await;
+    let guard = theirs.lock("room").acquire().await.unwrap();
+    let zookeeper = builder(&format!("zk://{}", on.proxy.address()), LONG).connect().await.unwrap();
+    let mut claim = zookeeper.claim(claim_request("room", LONG, false).await.unwrap());
+    on.proxy.lose_reply(1, "DELETE", Loss::Cut);
+    // It does not wait, and so leaves at once.
+    assert!(matches!(claim.attempt().await, Ok(Attempt::Busy(_))));
+    assert_eq!(on.proxy.lost(), 1);
+    guard.release().await.unwrap();
+    soon("the lock", async {
+        while !matches!(claim.attempt().await, Ok(Attempt::Granted(_))) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let line = places(on.server.admin(), "room");
+    assert_eq!(line.len(), 1, "{line:?}");
+    on.server.admin().delete(&format!("/dlock/room/{}", line[0]));
+    assert!(!claim.withdraw().await.unwrap().removed);
 }
