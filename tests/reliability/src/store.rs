@@ -223,13 +223,20 @@ impl Store {
         Ok(Some((proxy, url)))
     }
 
-    /// The store, opened as by a process of its own.
+    /// The store, opened as by a process of its own. The server may still be busy with the fault before.
     pub(crate) async fn locks(&self, lease: Duration) -> Result<Locks, Failed> {
-        let builder = match self.kind {
-            Kind::Memory => Locks::builder(self.memory.clone()),
-            _ => dlock::from_url(&self.url(lease)).await?,
-        };
-        Ok(builder.with_lease(lease).build()?)
+        if let Kind::Memory = self.kind {
+            return Ok(Locks::builder(self.memory.clone()).with_lease(lease).build()?);
+        }
+        let mut tries = 0;
+        loop {
+            match dlock::from_url(&self.url(lease)).await {
+                Ok(builder) => return Ok(builder.with_lease(lease).build()?),
+                Err(error) if error.is_retryable() && tries < 20 => tries += 1,
+                Err(error) => return Err(error.into()),
+            }
+            tokio::time::sleep(lease / 4).await;
+        }
     }
 
     /// What starts a process of its own: this program.

@@ -159,17 +159,24 @@ mod tests {
         let second = unsettled.begin(at(4));
         unsettled.written(&second, at(5));
         assert_eq!(unsettled.granted(), Some(at(3)));
+        // A clock of the backend that is behind gives no time away, and takes none.
+        let third = unsettled.begin(at(7));
+        unsettled.written(&third, at(6));
+        assert_eq!(unsettled.granted(), Some(at(7)));
     }
 
     #[test]
     fn another_holder_settles_what_was_unknown_whose_lease_may_have_ended() {
-        for (in_flight, asked_at, may_have_ended) in [(true, 9, false), (true, 10, true), (false, 10, false)]
+        // Less a margin of 1 %.
+        let millis = |millis: u64| Timestamp::from_nanos(millis * 1_000_000);
+        for (in_flight, asked_at, may_have_ended) in
+            [(true, 9_899, false), (true, 9_900, true), (false, 10_000, false)]
         {
             let mut unsettled = Unsettled::NOTHING;
             unsettled.begin(at(0));
             unsettled.recheck();
             let second = unsettled.begin(at(1));
-            unsettled.busy(&second, in_flight, at(asked_at), LEASE);
+            unsettled.busy(&second, in_flight, millis(asked_at), LEASE);
             assert_eq!((unsettled.may_stand(), unsettled.unknowns()), (false, 0));
             assert_eq!(unsettled.may_have_ended(), may_have_ended, "{in_flight} {asked_at}");
         }

@@ -159,9 +159,18 @@ mod tests {
             ("a refusal", plan(0), denied(), 1, false, mending(9)),
             ("a refusal until the end", plan(0), denied(), 10, false, Next::GiveUp),
             ("a refusal of a key that stays taken", plan(4), denied(), 1, false, mending(3)),
+            ("a refusal of a key that stays taken for longer", plan(20), denied(), 1, false, mending(9)),
             ("a refusal after the shutdown", plan(0), denied(), 1, true, Next::GiveUp),
             ("a final failure", plan(0), broken(), 1, false, Next::GiveUp),
             ("a key that cannot be left", plan(4), broken(), 1, false, Next::AwaitEnd { left: SECOND * 3 }),
+            (
+                "a key that cannot be left for longer",
+                plan(20),
+                broken(),
+                1,
+                false,
+                Next::AwaitEnd { left: SECOND * 9 },
+            ),
             ("a key that cannot be left until the end", plan(20), broken(), 10, false, Next::GiveUp),
         ];
         for (what, mut plan, answer, now, is_shut, next) in rows {

@@ -242,12 +242,13 @@ mod tests {
     fn each_report_is_followed_by_what_the_table_says() {
         let session = |length| LeaseTerms { validity: Validity::Session(length), ..TERMS };
         let short = LeaseTerms { ends_at: at(9_000), ..TERMS };
+        let longer = LeaseTerms { ends_at: at(20_000), ..TERMS };
         let before = held(at(TRUSTED));
         let lost = Standing { condition: Condition::Lost, ..before };
         let released = Standing { condition: Condition::Released, ..before };
         let suspect = Standing { condition: Condition::Suspect, ..before };
         let valid = |deadline, renew_at| After::Valid { sent: at(4_000), deadline, renew_at };
-        let later = Some(at(4_000 + TRUSTED));
+        let (later, never) = (Some(at(4_000 + TRUSTED)), Some(Timestamp::NEVER));
         let at_risk = |renew_at| After::AtRisk { renew_at };
         let confirmed = Report::Confirmed(at(4_000));
         let failed = Report::Failed(at(4_000));
@@ -257,6 +258,14 @@ mod tests {
             ("a renewal that comes too late", TERMS, confirmed, lost, After::Nothing),
             ("a renewal after the release", TERMS, confirmed, released, After::Nothing),
             ("the last renewal", short, confirmed, before, valid(Some(at(9_000)), Some(Timestamp::NEVER))),
+            ("a renewal before the last", longer, confirmed, before, valid(later, Some(at(8_000)))),
+            (
+                "an answer that the last one overtook",
+                longer,
+                confirmed,
+                held(at(20_000)),
+                valid(later, never),
+            ),
             ("a session's proof", session(Some(LEASE)), confirmed, before, valid(later, None)),
             ("a session without an end", session(None), confirmed, before, valid(None, None)),
             ("a renewal that found it gone", TERMS, Report::Gone, before, After::Lost),

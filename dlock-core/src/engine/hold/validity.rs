@@ -128,3 +128,55 @@ impl LocalValidity {
         self.at_risk.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    /// Granted by a request sent at 0, until 10.
+    fn granted() -> LocalValidity {
+        LocalValidity::new(Plan { deadline: at(10), renew_at: at(3) }, at(0))
+    }
+
+    #[test]
+    fn a_deadline_is_never_moved_to_an_earlier_moment() {
+        let validity = granted();
+        validity.extend(at(14), at(4));
+        validity.extend(at(12), at(2));
+        assert_eq!((validity.deadline(), validity.confirmed_at()), (at(14), at(4)));
+        assert_eq!(validity.condition(|| at(13)), Some(Condition::Held));
+        assert_eq!(validity.condition(|| at(14)), None, "a loss that is to be noted");
+    }
+
+    #[test]
+    fn a_loss_and_a_release_are_final_and_the_first_of_them_counts() {
+        let lost = granted();
+        assert!(lost.lose("gone".into()) && !lost.lose("late".into()));
+        lost.release();
+        lost.confirm();
+        lost.extend(at(100), at(90));
+        assert!(!lost.suspect());
+        assert_eq!(lost.condition(|| at(1)), Some(Condition::Lost));
+        assert_eq!(lost.loss().map(|cause| &**cause), Some("gone"));
+        let released = granted();
+        released.release();
+        assert!(!released.lose("gone".into()) && !released.is_lost() && released.has_ended());
+        assert_eq!(released.condition(|| at(11)), Some(Condition::Released), "also after its deadline");
+    }
+
+    #[test]
+    fn a_suspect_hold_is_held_again_once_it_is_confirmed() {
+        let validity = granted();
+        assert!(validity.suspect() && !validity.suspect(), "only the first call makes it suspect");
+        assert!(validity.is_at_risk());
+        assert_eq!(validity.condition(|| at(1)), Some(Condition::Suspect));
+        assert_eq!(validity.condition(|| at(10)), None, "its deadline counts all the same");
+        validity.confirm();
+        assert!(!validity.is_at_risk());
+        assert_eq!(validity.condition(|| at(1)), Some(Condition::Held));
+    }
+}

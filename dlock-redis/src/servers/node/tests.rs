@@ -17,7 +17,7 @@ async fn agree(client: TcpStream) {
     let mut lines = BufReader::new(from).lines();
     while let Ok(Some(count)) = lines.next_line().await {
         let mut name = None;
-        for _ in 0..count.trim_start_matches('*').parse().unwrap() {
+        for _ in 0..count.trim_start_matches('*').parse::<usize>().unwrap() {
             // Its length comes before each word.
             let (_length, word) = (lines.next_line().await.unwrap(), lines.next_line().await.unwrap());
             name = name.or(word);

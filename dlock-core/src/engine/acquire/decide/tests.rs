@@ -61,11 +61,12 @@ fn each_outcome_is_followed_by_what_the_table_says() {
     let own = BusyOutcome { may_be_own: true, ..BUSY };
     let run = BusyOutcome { is_run: true, ..BUSY };
     let ended = BusyOutcome { may_have_ended: true, ..BUSY };
-    let eighth = Progress { tries: MOST_TRIES - 1, ..IN_LINE };
-    let asked_twice = Progress { unknowns: 2, ..AT_FIRST };
+    let (seventh, eighth) = (Progress { tries: 6, ..IN_LINE }, Progress { tries: 7, ..IN_LINE });
+    let [asked_once, asked_twice] = [1, 2].map(|unknowns| Progress { unknowns, ..AT_FIRST });
+    let in_order = Terms { lines: false, ..WAITS };
     let open = Progress { may_stand: true, ..AT_FIRST };
     let is_over = |is_over| Outcome::Late { is_over };
-    let rows: [(&str, Terms, Outcome<()>, Progress, &str); 34] = [
+    let rows: [(&str, Terms, Outcome<()>, Progress, &str); 37] = [
         ("a grant ends it", WAITS, Outcome::Granted(()), AT_FIRST, "held"),
         ("a late grant is tried for anew", WAITS, is_over(false), AT_FIRST, "pauses, new claims"),
         ("a late grant at the end of the time", WAITS, is_over(true), AT_FIRST, "ends: too late"),
@@ -74,7 +75,7 @@ fn each_outcome_is_followed_by_what_the_table_says() {
         ("a late take-over at the end of the time", BATON, is_over(true), AT_FIRST, "ends: too late"),
         ("a busy lock is waited for", WAITS, busy(BUSY), AT_FIRST, "joins the line and waits"),
         ("a busy lock is waited for where it stands", WAITS, busy(BUSY), IN_LINE, "waits"),
-        ("a queue of the server", Terms { lines: false, ..WAITS }, busy(BUSY), AT_FIRST, "waits"),
+        ("a queue of the server", in_order, busy(BUSY), AT_FIRST, "waits"),
         ("a try that meets another holder", TRIES_ONCE, busy(BUSY), AT_FIRST, "ends: busy"),
         ("a try that meets its own", TRIES_ONCE, busy(own), AT_FIRST, "awaits its own withdrawal"),
         ("a try that meets a run", TRIES_ONCE, busy(run), AT_FIRST, "ends: busy"),
@@ -83,17 +84,20 @@ fn each_outcome_is_followed_by_what_the_table_says() {
         ("a baton that was used", BATON, busy(ended), AT_FIRST, "ends: used up"),
         ("a baton that may meet its own", BATON, busy(own), AT_FIRST, "ends: not there"),
         ("one of many is busy", MANY, busy(BUSY), AT_FIRST, "joins the line and waits"),
+        ("one of many is busy for the seventh time", MANY, busy(BUSY), seventh, "waits"),
         ("one of many is busy for the eighth time", MANY, busy(BUSY), eighth, "one by one"),
         ("one lock is busy for the eighth time", WAITS, busy(BUSY), eighth, "waits"),
         ("many that the backend cannot take at once", MANY, Outcome::Separately, AT_FIRST, "one by one"),
         ("an unknown outcome is asked about", TRIES_ONCE, unknown(), AT_FIRST, "pauses, same claims"),
         ("an unknown outcome without a bound", WAITS, unknown(), asked_twice, "pauses, same claims"),
         ("an unknown outcome below its bound", TWO_RECHECKS, unknown(), AT_FIRST, "pauses, same claims"),
+        ("the last that is asked about", TWO_RECHECKS, unknown(), asked_once, "pauses, same claims"),
         ("an unknown outcome at its bound", TWO_RECHECKS, unknown(), asked_twice, "ends: unknown"),
         ("a failed try", TRIES_ONCE, failed(ErrorKind::Unavailable), AT_FIRST, "ends: failed"),
         ("servers away", WAITS, failed(ErrorKind::Unavailable), AT_FIRST, "joins the line and pauses"),
         ("servers away for the first waiter", WAITS, failed(ErrorKind::Unavailable), IN_LINE, "pauses"),
         ("servers away for what may be there", WAITS, failed(ErrorKind::Unavailable), open, "pauses"),
+        ("servers away for a queue of theirs", in_order, failed(ErrorKind::Unavailable), AT_FIRST, "pauses"),
         ("servers away for many", MANY, failed(ErrorKind::Unavailable), AT_FIRST, "pauses"),
         ("a refusal at first", WAITS, failed(ErrorKind::Denied), AT_FIRST, "ends: failed"),
         ("a refusal while it waits", WAITS, failed(ErrorKind::Denied), IN_LINE, "pauses for long"),
@@ -104,6 +108,13 @@ fn each_outcome_is_followed_by_what_the_table_says() {
     for (what, terms, outcome, progress, next) in rows {
         assert_eq!(named(&terms.after(outcome, progress)), next, "{what}");
     }
+}
+
+#[test]
+fn a_wait_lasts_no_longer_than_the_lease_of_the_holder() {
+    let retry_after = Some(Duration::from_secs(3));
+    let next = WAITS.after(busy(BusyOutcome { retry_after, ..BUSY }), AT_FIRST);
+    assert!(matches!(next, Next::WaitForChange { retry_after: left, .. } if left == retry_after), "{next:?}");
 }
 
 #[test]
