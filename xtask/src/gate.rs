@@ -315,7 +315,8 @@ fn run(programs: &[Program], choice: &Choice) -> Result<Tests> {
     let series = changed::head()?.0.chars().take(16).collect::<String>();
     let parts = programs.iter().filter_map(|program| part(program, choice));
     let mut parts: Vec<Part> = parts.map(|part| part.variable("DLOCK_SERIES", series.clone())).collect();
-    parts.push(documentation(&packages(choice)));
+    let packages = packages(choice);
+    parts.push(documentation(|package| packages.contains(package))?);
     // None of the long ones is alone at the end.
     parts.sort_by_key(|part| LONGEST.iter().position(|name| *name == part.name).unwrap_or(LONGEST.len()));
     let tests = runner::run(parts, AT_ONCE)?;
@@ -343,12 +344,13 @@ pub(crate) fn whole(program: &Program) -> Part {
     threads.map_or(part.clone(), |(_, _, threads)| part.and(&["--test-threads", threads]))
 }
 
-/// The examples in the documentation of `packages`: those that were built together, or cargo would build all of their
-/// dependencies again, with other features.
-fn documentation(packages: &BTreeSet<&str>) -> Part {
-    let packages = packages.iter().flat_map(|name| ["--package", name]);
+/// The examples in the documentation of those packages that are `wanted`: those that were built together, or cargo
+/// would build all of their dependencies again, with other features.
+pub(crate) fn documentation(wanted: impl Fn(&str) -> bool) -> Result<Part> {
+    let packages = programs::documented()?;
+    let packages = packages.iter().filter(|name| wanted(name)).flat_map(|name| ["--package", name]);
     let arguments = ["test", "--quiet", "--doc", "--all-features"].into_iter().chain(packages);
-    Part::of_cargo("documentation", &arguments.collect::<Vec<_>>())
+    Ok(Part::of_cargo("documentation", &arguments.collect::<Vec<_>>()))
 }
 
 /// Writes the commit to `target/gate-passed`, unless files differ from it.

@@ -22,18 +22,11 @@ pub(crate) struct Program {
 /// Builds the tests of `packages`, with every feature, and lists their programs by name; of the targets that are only
 /// for tests, those that are `wanted` by package and name, and others of such a name.
 pub(crate) fn build(packages: &BTreeSet<&str>, wanted: impl Fn(&str, &str) -> bool) -> Result<Vec<Program>> {
-    let all: Value =
-        serde_json::from_str(&cargo(["metadata", "--no-deps", "--format-version", "1"]).read()?)?;
-    let of = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let mut targets = BTreeSet::new();
-    for package in of(&all["packages"]) {
-        let name = package["name"].as_str().unwrap_or_default();
-        if !packages.contains(name) {
-            continue;
+    for (package, target) in targets_of_workspace()? {
+        if packages.contains(&*package) && target["kind"][0] == "test" {
+            targets.extend(target["name"].as_str().filter(|name| wanted(&package, name)).map(str::to_owned));
         }
-        let tests = of(&package["targets"]).into_iter().filter(|target| target["kind"][0] == "test");
-        let tests = tests.filter_map(|target| Some(target["name"].as_str()?.to_owned()));
-        targets.extend(tests.filter(|target| wanted(name, target)));
     }
     let packages = packages.iter().flat_map(|package| ["--package", package]);
     // The test of the examples runs them. `cargo test --examples` would build the tests inside them and not their
@@ -50,6 +43,29 @@ pub(crate) fn build_all() -> Result<Vec<Program>> {
     list(&["--workspace"])
 }
 
+/// Lists the packages of the workspace whose documentation has examples to run, as their manifests say: `cargo test
+/// --doc` with the name of a package overrules its manifest.
+pub(crate) fn documented() -> Result<BTreeSet<String>> {
+    let libraries = targets_of_workspace()?.into_iter().filter(|(_, target)| has_documentation(target));
+    Ok(libraries.map(|(package, _)| package).collect())
+}
+
+fn has_documentation(target: &Value) -> bool {
+    (target["kind"][0] == "lib" || target["kind"][0] == "proc-macro") && target["doctest"] == true
+}
+
+/// Reads the targets of all packages of the workspace, each with the name of its package.
+fn targets_of_workspace() -> Result<Vec<(String, Value)>> {
+    let metadata = cargo(["metadata", "--no-deps", "--format-version", "1"]).read()?;
+    let metadata: Value = serde_json::from_str(&metadata)?;
+    let of = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let packages = of(&metadata["packages"]).into_iter().filter_map(|package| {
+        let name = package["name"].as_str()?.to_owned();
+        Some(of(&package["targets"]).into_iter().map(move |target| (name.clone(), target)))
+    });
+    Ok(packages.flatten().collect())
+}
+
 fn list(selection: &[&str]) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     cargo(["test", "--no-run", "--all-features", "--message-format=json-render-diagnostics"])
@@ -60,10 +76,14 @@ fn list(selection: &[&str]) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Reads one message of cargo; `None` unless it announces a program of tests.
+/// Reads one message of cargo; `None` unless it announces a program of tests that the manifest does not leave out:
+/// `cargo test --lib` builds the tests of a library with `test = false` as well.
 fn program(message: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(message).ok()?;
-    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+    if message["reason"] != "compiler-artifact"
+        || message["profile"]["test"] != true
+        || message["target"]["test"] == false
+    {
         return None;
     }
     let path = PathBuf::from(message["executable"].as_str()?);
@@ -104,6 +124,16 @@ mod tests {
         let found = program(&message("lib", true, "path+file:///d/dlock-core#0.1.0")).unwrap();
         assert_eq!((&*found.package, &*found.target), ("dlock-core", "unit"));
         assert_eq!(program(&message("bin", false, "path+file:///d/dlock-cli#0.1.0")), None);
+        let left_out = message("lib", true, "path+file:///d/tests/schedules#dlock-schedules@0.1.0")
+            .replace(r#""name":"proxy""#, r#""name":"proxy","test":false"#);
+        assert_eq!(program(&left_out), None);
         assert_eq!(program("not a message"), None);
+    }
+
+    #[test]
+    fn the_documentation_of_each_library_is_tested_but_for_the_engine_under_another_name() {
+        let documented = documented().unwrap();
+        assert!(documented.contains("dlock-core") && documented.contains("dlock-macros"), "{documented:?}");
+        assert!(!documented.contains("dlock-schedules"), "{documented:?}");
     }
 }

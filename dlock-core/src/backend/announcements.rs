@@ -1,4 +1,4 @@
-//! What is announced of a key, as those who observe it hear of it.
+//! The announcements of a key, as its observers receive them.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,25 +10,25 @@ use futures_util::stream::unfold;
 use super::notify::Listener;
 use crate::guarded::{drop_guarded, guard};
 
-/// What is [announced](super::Backend::announce) of one key: an item each time that something was, or may have been
-/// while nobody listened. It ends when the backend will tell of nothing more, and may then be asked for anew. Dropping
-/// it ends the subscription.
-#[must_use = "nothing is heard once this is dropped"]
+/// The [announcements](super::Backend::announce) of one key: an item for each, and one where an announcement may have
+/// been missed. The stream ends when the backend will deliver nothing more; the observer may then subscribe anew.
+/// Dropping it ends the subscription.
+#[must_use = "dropping it ends the subscription"]
 pub struct Announcements(Option<Pin<Box<dyn Stream<Item = ()> + Send>>>);
 
 impl Announcements {
-    /// Creates them of a stream that listens already: what is announced from now on is an item. Items may be merged.
+    /// Creates the announcements of a stream that is subscribed already. Several announcements may be one item.
     pub fn new(stream: impl Stream<Item = ()> + Send + 'static) -> Self {
         Self(Some(Box::pin(stream)))
     }
 
-    /// Creates those of a backend that announces nothing: they have ended.
+    /// Creates the announcements of a backend that announces nothing: an ended stream.
     pub const fn none() -> Self {
         Self(None)
     }
 }
 
-/// Each news of a channel is an item. A denial ends them.
+/// Each notification of the channel is an item. A refused subscription ends the stream.
 impl From<Listener> for Announcements {
     fn from(listener: Listener) -> Self {
         Self::new(unfold(listener, |mut listener| async move {
@@ -43,7 +43,7 @@ impl Stream for Announcements {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<()>> {
         let Some(stream) = &mut self.0 else { return Poll::Ready(None) };
-        // One that panics has ended.
+        // A stream that panics has ended.
         let polled = guard(|| stream.as_mut().poll_next(context)).unwrap_or(Poll::Ready(None));
         if polled == Poll::Ready(None) {
             drop_guarded(self.0.take());

@@ -364,12 +364,12 @@ impl Backend for Memory {
     }
 
     async fn announce(&self, key: &Key) -> Result<(), Failure> {
-        self.0.announced.tell(key);
+        self.0.announced.announce(key);
         Ok(())
     }
 
     fn announcements(&self, key: &Key) -> Announcements {
-        self.0.announced.listen(key.clone())
+        self.0.announced.subscribe(key.clone())
     }
 
     fn administration(&self) -> Option<&dyn Administration> {

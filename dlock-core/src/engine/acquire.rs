@@ -18,11 +18,11 @@
 //! Each state ends when the time is up or the locks are shut down. Dropping an acquire, in whatever state, leaves its
 //! place in line to the next waiter, and what it may have taken to the keeper.
 //!
-//! What follows an answer is decided in [`decide`], and what may be on the servers is kept in [`unsettled`]; neither
-//! has I/O or a clock. [`Acquire`] asks, and carries out what was decided.
+//! [`decide`] decides what follows an answer, and [`unsettled`] keeps what may be on the servers; neither has I/O or a
+//! clock. [`Acquire`] asks, and carries out what was decided.
 //!
 //! One lock and many are taken in the same way; only the request differs. While one of many is busy, none is held: they
-//! wait for that one, in line with the others who want it, and then all are tried for again. Under much contention the
+//! wait for that one, in line with its other waiters, and then all are tried for again. Under much contention the
 //! next try can meet another one that is busy, and so on; after some tries in vain they are therefore taken one after
 //! the other, where every place in line that was reached is kept.
 
@@ -79,7 +79,7 @@ struct Acquire<'a> {
     contention: Contention,
     span: AcquireSpan<'a>,
     pauses: Pauses<'a>,
-    /// Whether claims of this acquire were left before, so that those of now may meet them.
+    /// Is `true` if earlier claims of this acquire were left to the keeper, so that the present ones may meet them.
     is_again: bool,
 }
 
@@ -190,7 +190,7 @@ impl<'a> Acquire<'a> {
         if self.terms.waits && (self.is_again || self.span.attempts() > 0) && self.limits.is_over() {
             return Err(failed.take().unwrap_or_else(|| timed_out_unpolled(self.span.attempts())));
         }
-        // What is known ends it, rather than a request that is cut off.
+        // A known failure ends the acquire, rather than a request that is cut off.
         if let Some(failure) = failed.take_if(|failure| failure.kind() != ErrorKind::Unknown)
             && !self.leaves_time_for_an_answer(None).await?
         {

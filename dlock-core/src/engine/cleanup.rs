@@ -1,8 +1,8 @@
-//! What is left on the servers by acquires that failed and releases that were not confirmed, and how it is taken away.
+//! Removing what acquires that failed and releases that were not confirmed have left on the servers.
 //!
-//! This is the only place that repeats a withdrawal: by the keeper, until nothing is left, and for a caller who waits
-//! for the answer. Backends make one request and say what is known after it; what follows is [decided](plan) without a
-//! clock.
+//! This is the only place that repeats a withdrawal: by the keeper, until nothing is left, and for a caller that waits
+//! for the answer. Backends make one request and report what is known after it; [`plan`] decides what follows, without
+//! a clock.
 
 mod plan;
 
@@ -42,7 +42,7 @@ pub(crate) struct Cleanup {
     /// What was to be handed over is taken back: the key may be left already, for so long at most, and nobody has the
     /// baton.
     pub(crate) retracts: Option<Duration>,
-    /// Whether it was a term of an election, whose end is announced.
+    /// Is `true` if it was a term of an election, whose end is announced.
     pub(crate) is_term: bool,
     /// Of an acquire that was dropped before its end.
     pub(super) left: Option<LeftClaim>,

@@ -1,6 +1,7 @@
-//! What the engine decides without I/O and without a clock, for the models that explore it. No part of the public API.
+//! The decisions that the engine makes without I/O and without a clock, for the models that explore them. No part of
+//! the public API.
 
-/// What follows an attempt to acquire, and what may be on the servers meanwhile.
+/// Decides what follows an attempt to acquire, and keeps what may be on the servers meanwhile.
 pub mod acquire {
     pub use crate::engine::acquire::decide::{
         Answer, BusyOutcome, End, Failed, Leaves, Next, Outcome, Pause, Progress, Terms,

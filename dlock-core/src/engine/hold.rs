@@ -97,15 +97,16 @@ pub(crate) struct Hold {
     claim: Mutex<ClaimPlace>,
 }
 
-/// What the owner of a hold asked for.
+/// The options of a hold that its owner asked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HoldOptions {
-    /// What the owner does with it, where that is more than to hold a lock.
+    /// The role of the owner, if it does more than hold a lock.
     pub(super) role: Option<Role>,
-    /// Whether it was asked to be kept in line.
+    /// Is `true` if the waiters are served in order.
     pub(super) fair: bool,
     pub(super) request_timeout: Duration,
-    /// How often the servers are asked again after an unknown outcome; `None` for as long as that is of use.
+    /// The number of times that the servers are asked again after an unknown outcome; `None` for as long as that is of
+    /// use.
     rechecks: Option<u32>,
 }
 
@@ -353,7 +354,7 @@ impl Hold {
         wake_all(&self.changed);
     }
 
-    /// How long an answer to a renewal sent at `sent` is waited for.
+    /// Returns how long an answer to a renewal sent at `sent` is waited for.
     pub(super) fn renewal_limit(&self, sent: Timestamp) -> Duration {
         let known = (self.deadline(), self.validity.confirmed_at());
         self.terms.answer_limit(known, sent, self.options.request_timeout)

@@ -1,12 +1,12 @@
-//! Looking at a key again and again, and pauses between what is asked for again.
+//! Asking for the holder of a key again and again, and the pauses in between.
 //!
 //! | state | `announcements` | `looked` | the next look is due |
 //! |---|---|---|---|
 //! | fresh, or the last look had no end | any | none | at once |
-//! | looked, heard | some | when it ended | when something is announced, or the interval is over |
-//! | looked, deaf | none | when it ended | when the interval is over; before it the backend is asked to tell again |
+//! | looked, subscribed | some | when it ended | when something is announced, or the interval is over |
+//! | looked, not subscribed | none | when it ended | when the interval is over; before the look it subscribes again |
 //!
-//! Who looks listens before the look, so that nothing is missed between the two.
+//! A subscription comes before the look, so that nothing is missed between the two.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -19,11 +19,14 @@ use crate::backend::{Announcements, sleep};
 use crate::engine::Engine;
 use crate::key::Key;
 
-/// When a key is looked at that others change.
+/// The number of announcements that one look answers.
+const MOST_MERGED: usize = 64;
+
+/// The looks at a key that other processes change.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     announcements: Option<Announcements>,
-    /// When the last look ended.
+    /// The time at which the last look ended.
     looked: Option<Instant>,
 }
 
@@ -32,7 +35,8 @@ impl Looks {
     ///
     /// # Cancel safety
     ///
-    /// May be dropped at any await: what was heard leads to a look in any case.
+    /// May be dropped at any await: no announcement is lost by it, and the next call waits for the rest of the
+    /// interval.
     pub(crate) async fn due(&mut self, engine: &Engine, key: &Key, interval: Duration) {
         if let Some(looked) = self.looked {
             let left = interval.saturating_sub(engine.timers.now() - looked);
@@ -55,13 +59,17 @@ impl Looks {
             let due = {
                 let next = pin!(announcements.next());
                 match select(pin!(engine.awaited(next)), &mut pause).await {
-                    Either::Left((heard, _)) => heard,
+                    Either::Left((announced, _)) => announced,
                     Either::Right(_) => Some(()),
                 }
             };
             if due.is_some() {
-                // One look is for all that was heard until now.
-                while announcements.next().now_or_never().flatten().is_some() {}
+                // One look answers all announcements until now. Bounded, since a backend's stream may always be ready.
+                for _ in 0..MOST_MERGED {
+                    if announcements.next().now_or_never().flatten().is_none() {
+                        break;
+                    }
+                }
                 return;
             }
             self.announcements = None;

@@ -74,14 +74,14 @@ pub(crate) struct Engine {
     process: u32,
 }
 
-/// What is stored with locks about this process.
+/// The descriptions of this process that are stored with locks.
 pub(crate) struct Identities {
     pub(crate) holder: Arc<Identity>,
     /// Of a candidate of elections.
     pub(crate) candidate: Arc<Identity>,
 }
 
-/// What the acquires of this process have in common.
+/// The state that the acquires of this process share.
 pub(crate) struct Acquires {
     pub(crate) attendance: Arc<Attendance>,
     pub(crate) left_claims: Arc<LeftClaims>,
@@ -255,8 +255,8 @@ impl Engine {
         }
     }
 
-    /// Tells those who observe a key that its holder has changed, beside everything else. One that is lost is not
-    /// repeated: they look by themselves, too.
+    /// Announces to the observers of a key that its holder has changed, in the background. An announcement that is lost
+    /// is not repeated, since observers look by themselves, too.
     pub(crate) fn announce(self: &Arc<Self>, key: &Key) {
         if !self.capabilities.announces {
             return;
@@ -264,14 +264,14 @@ impl Engine {
         let (engine, key, activity) = (Arc::clone(self), key.clone(), self.registry.activity.begin());
         let mut announcing = Box::pin(async move {
             let limit = timer::within(ANNOUNCING, engine.backend.announce(&key));
-            let told = limit.await.unwrap_or_else(|| Err(Failure::unavailable("no answer")));
-            if let Err(failure) = told {
+            let announced = limit.await.unwrap_or_else(|| Err(Failure::unavailable("no answer")));
+            if let Err(failure) = announced {
                 let what = "who leads was not announced, and is seen at the next look";
                 tell(|| tracing::debug!(target: "dlock", { dlock.failure = %failure }, "{what}"));
             }
             drop(activity);
         });
-        // Memory has told by then, in the caller's time.
+        // Memory has announced by then, in the caller's time.
         if !self.capabilities.in_process || announcing.as_mut().now_or_never().is_none() {
             self.later(announcing);
         }
@@ -284,7 +284,7 @@ impl Engine {
     }
 }
 
-/// How long an announcement may take.
+/// The bound of an announcement.
 const ANNOUNCING: Duration = Duration::from_secs(1);
 
 /// How long a process stands back: until one who is notified, or who polls, has asked; and where polls are rare, for no

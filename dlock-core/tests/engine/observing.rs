@@ -1,4 +1,4 @@
-//! Who observes an election: what is heard, and what is asked for.
+//! Observers of elections: the announcements that they receive, and their requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,8 +14,10 @@ const INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default)]
 struct Counted {
     memory: Memory,
-    /// Tells of nothing, although it says that it does.
+    /// Delivers no announcement, although it claims to.
     deaf: bool,
+    /// Has another announcement each time that one is asked for.
+    flooded: bool,
     counts: Arc<[AtomicUsize; 3]>,
 }
 
@@ -68,7 +70,11 @@ impl Backend for Counted {
 
     fn announcements(&self, key: &Key) -> Announcements {
         self.note(LISTENED);
-        if self.deaf { Announcements::none() } else { self.memory.announcements(key) }
+        match self.flooded {
+            true => Announcements::new(futures_util::stream::repeat(())),
+            false if self.deaf => Announcements::none(),
+            false => self.memory.announcements(key),
+        }
     }
 }
 
@@ -101,6 +107,15 @@ async fn observers_see_a_term_begin_and_end_without_time_passing() {
     let forced = Instant::now();
     assert!(next(&mut there).await.is_none());
     assert_eq!(forced.elapsed(), Duration::ZERO, "an operator's release is announced too");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_of_a_channel_that_is_flooded_sees_a_change() {
+    let locks = Locks::new(Counted { flooded: true, ..Counted::default() });
+    let mut changes = observe(&locks);
+    assert!(next(&mut changes).await.is_none());
+    let term = locks.election("k").campaign().next().await.unwrap();
+    assert_eq!(next(&mut changes).await.unwrap().fence(), term.fence());
 }
 
 #[tokio::test(start_paused = true)]

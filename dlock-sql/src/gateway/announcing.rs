@@ -1,4 +1,4 @@
-//! Who leads an election, as it is announced to those who observe it.
+//! Announcements of elections.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::question::asked;
 use crate::server::Server;
 
 impl<S: Server> Connections<S> {
-    /// Tells those who observe a key that its holder has changed, without waiting for a connection in use.
+    /// Announces that the holder of a key has changed, without waiting for a connection in use.
     pub(crate) async fn announce(self: &Arc<Self>, key: &Key) -> Result<(), Failure> {
         let (connections, step) = (Arc::clone(self), Announce(key.clone()));
         asked(async move { connections.within(Kind::Release, step, QUESTION).await }).await
     }
 
-    /// Listens for that.
+    /// Subscribes to the announcements of a key.
     pub(crate) fn announcements(&self, key: &Key) -> Announcements {
         let listener = self.server().releases().and_then(|releases| releases.listen_announced(key).ok());
         listener.map_or_else(Announcements::none, Announcements::from)

@@ -41,7 +41,6 @@ pub enum TakeError {
     /// The statement failed and took nothing.
     Refused(sqlx::Error),
     /// The same, and the next one will not fail so.
-    #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only MariaDB and MySQL answer so"))]
     Again(sqlx::Error),
     /// What had to be done on another connection failed; this one is as it was.
     Elsewhere(Failure),

@@ -1,4 +1,4 @@
-//! Who leads, as it is announced to those who observe it.
+//! Announcements of a memory's elections.
 
 use futures_util::stream::unfold;
 use tokio::sync::broadcast::Sender;
@@ -8,8 +8,8 @@ use crate::backend::Announcements;
 use crate::guarded::guard;
 use crate::key::Key;
 
-/// The keys of which something is announced. All who observe one hear of all, which are few, and there is nothing to
-/// take away for those who have gone.
+/// The keys that are announced. Each observer receives those of all elections, which are few, so that no subscription
+/// has to be removed for an observer that is dropped.
 pub(super) struct Announced(Sender<Key>);
 
 impl Default for Announced {
@@ -19,12 +19,12 @@ impl Default for Announced {
 }
 
 impl Announced {
-    pub(super) fn tell(&self, key: &Key) {
-        // That nobody listens is no failure.
+    pub(super) fn announce(&self, key: &Key) {
+        // Without an observer nothing is sent, which is no failure.
         let _ = guard(|| self.0.send(key.clone()));
     }
 
-    pub(super) fn listen(&self, key: Key) -> Announcements {
+    pub(super) fn subscribe(&self, key: Key) -> Announcements {
         Announcements::new(unfold((self.0.subscribe(), key), |(mut announced, key)| async move {
             loop {
                 match announced.recv().await {
@@ -46,11 +46,11 @@ mod tests {
         let memory = Memory::new();
         let listening = || memory.0.announced.0.receiver_count();
         let mut changes = Locks::new(memory.clone()).election("k").changes();
-        assert_eq!(listening(), 0, "it makes no request before its first question");
+        assert_eq!(listening(), 0, "the observer has not asked yet");
         assert!(changes.next().await.unwrap().is_none());
         assert_eq!(listening(), 1);
         let next = tokio::time::timeout(std::time::Duration::from_secs(5), changes.next()).await;
-        assert!(next.is_err() && listening() == 1, "one for all its questions");
+        assert!(next.is_err() && listening() == 1, "one subscription for all its requests");
         drop(changes);
         assert_eq!(listening(), 0);
     }

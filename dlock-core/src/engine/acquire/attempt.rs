@@ -15,16 +15,16 @@ use crate::engine::pending::{Pending, gone};
 use crate::engine::{Engine, Spec};
 use crate::error::{ErrorKind, Failure};
 
-/// When the backend is asked, and how long its answers take.
+/// The times of the requests of an acquire, and of their answers.
 #[derive(Debug)]
 pub(super) struct RequestTimes {
-    /// When the backend was asked last, or will be at once.
+    /// The time of the last request, or of the one that is about to be made.
     pub(super) asked_at: Instant,
-    /// Whether `asked_at` is that of an attempt that is about to begin.
+    /// Is `true` if `asked_at` is that of an attempt that is about to begin.
     asks_at_once: bool,
-    /// How long a recent answer took, at most half of the request timeout.
+    /// The time that a recent answer took, at most half of the request timeout.
     pub(super) round_trip: Duration,
-    /// Whether the clock that waits are measured with stands still and jumps: it is paused, in a test.
+    /// Is `true` if the clock of the waits stands still and jumps: a test has paused it.
     pub(super) virtual_time: bool,
 }
 

@@ -119,8 +119,8 @@ async fn resized(spec: &Spec) -> Option<Mode> {
 }
 
 impl<'a> Acquire<'a> {
-    /// Whether what is in the way may be what this acquire took itself, before it was taken back. An acquire that waits
-    /// need not know: the withdrawal wakes it.
+    /// Is `true` if the holder that is in the way may be an earlier claim of this acquire, which is being withdrawn. An
+    /// acquire that waits need not know: the withdrawal wakes it.
     pub(super) fn may_be_its_own(&self) -> bool {
         let left = &self.engine.acquires.left_claims;
         self.is_again && !self.terms.waits && self.specs.iter().any(|spec| left.has(&spec.key))

@@ -1,18 +1,18 @@
-//! Who is in the way of an acquire.
+//! The lock that is in the way of an acquire.
 
 use crate::backend::Busy;
 use crate::holder::Holder;
 
-/// What an acquire knows of the lock that is in the way, and of its holder.
+/// The lock that is in the way of an acquire, and its holder, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
     /// The place of that lock in the list; the first one until an attempt says otherwise.
     pub(super) place: usize,
-    /// How many attempts found a lock busy.
+    /// The number of attempts that found a lock busy.
     pub(super) tries: u32,
-    /// Whether another acquire or holder was there before: in the backend, or in the line of this process.
+    /// Is `true` if another holder or waiter came first: in the backend, or in the line of this process.
     pub(super) was_busy: bool,
-    /// Whether the lock has another holder than at the last attempt.
+    /// Is `true` if the lock has another holder than at the last attempt.
     pub(super) changed_hands: bool,
     pub(super) holder: Option<Holder>,
 }

@@ -31,10 +31,10 @@ use smallvec::SmallVec;
 use crate::backend::{Busy, Grant};
 use crate::error::Failure;
 
-/// How often all of many locks are tried for before they are taken one after the other.
+/// The number of attempts at all of many locks before they are taken one after the other.
 pub(super) const MOST_TRIES: u32 = 8;
 
-/// How one attempt was answered.
+/// The answer to one attempt.
 #[derive(Debug)]
 pub enum Answer {
     /// A grant for each lock.
@@ -61,12 +61,12 @@ impl Answer {
     }
 }
 
-/// What the servers may have of an acquire after an answer.
+/// The part of an acquire that the servers may have after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
-    /// What this attempt and those before it may have taken.
+    /// Everything that this attempt and those before it may have taken.
     All,
-    /// What those before it may have taken: this attempt took nothing.
+    /// Everything that earlier attempts may have taken: this attempt took nothing.
     Earlier,
     /// Nothing that stands: another claim has the lock. A request of before may still arrive.
     Nothing,
@@ -74,44 +74,44 @@ pub enum Leaves {
     Refuse,
 }
 
-/// What is fixed when an acquire begins.
+/// The terms of an acquire, which are fixed when it begins.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
-    /// Whether a busy lock is waited for.
+    /// Is `true` if a busy lock is waited for.
     pub waits: bool,
-    /// Whether the waiters of this process stand in line, so that only the first of them asks.
+    /// Is `true` if the waiters of this process stand in line, so that only the first of them asks.
     pub lines: bool,
-    /// Whether the acquire brings a baton, which is of no use a second time.
+    /// Is `true` if the acquire brings a baton, which is of no use a second time.
     pub takes_over: bool,
-    /// Whether it takes more than one lock.
+    /// Is `true` if the acquire takes more than one lock.
     pub many: bool,
-    /// How often the servers are asked again after unknown outcomes; `None` without a bound.
+    /// The number of times that the servers are asked again after unknown outcomes; `None` without a bound.
     pub rechecks: Option<u32>,
 }
 
-/// How far an acquire has come.
+/// The progress of an acquire.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// Whether it stands in the line of the lock that is in the way.
+    /// Is `true` if it stands in the line of the lock that is in the way.
     pub in_line: bool,
-    /// Whether it has begun to wait for another holder.
+    /// Is `true` if it has begun to wait for another holder.
     pub was_busy: bool,
-    /// How many attempts before found a lock busy.
+    /// The number of earlier attempts that found a lock busy.
     pub tries: u32,
-    /// How many attempts followed an unknown outcome since one was last certain.
+    /// The number of attempts after unknown outcomes since an outcome was last certain.
     pub unknowns: u32,
-    /// Whether an attempt may have taken something that still stands.
+    /// Is `true` if an attempt may have taken something that still stands.
     pub may_stand: bool,
 }
 
-/// What came of an attempt. `T` is what was taken.
+/// The outcome of an attempt. `T` is the type of the locks that were taken.
 #[derive(Debug)]
 pub enum Outcome<T> {
     /// The locks were granted in time.
     Granted(T),
     /// The lease had ended before the grant arrived. It was released.
     Late {
-        /// Whether the time of the acquire is up.
+        /// Is `true` if the time of the acquire is up.
         is_over: bool,
     },
     /// Another claim has one of the locks.
@@ -129,15 +129,16 @@ pub enum Outcome<T> {
 pub struct BusyOutcome {
     /// After how long the lease of its holder ends.
     pub retry_after: Option<Duration>,
-    /// Whether that claim may be one that this acquire made before it was taken back.
+    /// Is `true` if that claim may be an earlier one of this acquire, which is being withdrawn.
     pub may_be_own: bool,
-    /// Whether a job finds that it was run, which ends its wait: what a run has left is there for the window.
+    /// Is `true` if a job finds that it was run, which ends its wait: the key that a run has left stays taken for the
+    /// window.
     pub is_run: bool,
-    /// Whether an earlier attempt may have taken the lock, with a lease that has ended since.
+    /// Is `true` if an earlier attempt may have taken the lock, with a lease that has ended since.
     pub may_have_ended: bool,
 }
 
-/// What follows an attempt.
+/// The next step after an attempt.
 #[derive(Debug)]
 pub enum Next<T> {
     /// The locks are held.
@@ -150,14 +151,14 @@ pub enum Next<T> {
     WaitForChange {
         /// After how long the lease of the holder ends.
         retry_after: Option<Duration>,
-        /// Whether it joins the line of the lock before.
+        /// Is `true` if it joins the line of the lock before.
         joins: bool,
     },
     /// Pauses, and asks again.
     Pause(Pause),
 }
 
-/// How an acquire ends without a lock.
+/// The end of an acquire without a lock.
 #[derive(Debug)]
 pub enum End {
     /// The backend cannot take the locks in one step.
@@ -166,7 +167,7 @@ pub enum End {
     OneByOne,
     /// Another claim has the lock.
     Busy,
-    /// What a baton stands for is not there.
+    /// The lock that a baton stands for is not there.
     NotThere,
     /// The baton is of no use any more.
     UsedUp,
@@ -196,8 +197,8 @@ pub enum Pause {
 pub struct Failed {
     /// Why.
     pub failure: Failure,
-    /// Whether the acquire joins the line: servers that cannot answer are asked by the first in line, and not by each
-    /// waiter.
+    /// Is `true` if the acquire joins the line: servers that cannot answer are asked by the first in line, and not by
+    /// each waiter.
     pub joins: bool,
 }
 
@@ -209,7 +210,7 @@ impl Terms {
             // The others of the locks may have been taken all the same, and are not wanted without this one.
             Answer::Busy(..) if in_flight && self.many => Leaves::Refuse,
             Answer::Busy(..) => Leaves::Nothing,
-            // What was taken over, once it is withdrawn, cannot be taken over again.
+            // A lock that was taken over and withdrawn cannot be taken over again.
             Answer::Failed(failure) if failure.is_worthless() && self.takes_over => Leaves::All,
             Answer::Failed(failure) if failure.is_worthless() => Leaves::Refuse,
             Answer::Separately | Answer::Failed(_) => Leaves::Earlier,

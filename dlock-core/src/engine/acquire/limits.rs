@@ -9,13 +9,13 @@ use crate::engine::{Engine, Spec, scope};
 use crate::error::{ErrorKind, Failure};
 use crate::options::Wait;
 
-/// How long an acquire may take, and each of its requests.
+/// The bounds of an acquire and of each of its requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) started: Instant,
-    /// When all of it ends, requests too; `None` without an end.
+    /// The end of the acquire and of its requests; `None` without an end.
     pub(super) until: Option<Instant>,
-    /// When a busy lock is waited for no longer.
+    /// The end of the wait for a busy lock.
     pub(super) patient_until: Option<Instant>,
     pub(super) request_timeout: Duration,
 }

@@ -1,4 +1,4 @@
-//! What an acquire makes of an answer, and how it carries out what is [decided](super::decide) on it.
+//! From an answer to its outcome, and carrying out what is [decided](super::decide) on it.
 
 use std::time::Duration;
 

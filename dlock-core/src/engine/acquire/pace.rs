@@ -1,4 +1,4 @@
-//! How often an acquire asks: the pauses of each kind, and the distance between attempts that notifications ask for.
+//! The pace of an acquire: its pauses of each kind, and the distance between attempts that follow notifications.
 
 use std::time::Duration;
 
@@ -36,13 +36,13 @@ pub(super) struct NotificationPace {
     distances: Backoff,
     /// The longest distance.
     to: Duration,
-    /// How many notifications were for nothing.
+    /// The number of notifications after which the lock was still busy.
     vain: u32,
 }
 
 impl NotificationPace {
-    /// How many notifications may be for nothing before attempts are spaced out; some are where several acquires want a
-    /// lock that is held for moments only.
+    /// The number of such notifications that are tolerated before attempts are spaced out. Some are normal if several
+    /// acquires want a lock that is held for moments only.
     const FREE: u32 = 16;
     /// A notification that comes so soon after the attempt was queued before it. Later ones set their own pace.
     const AT_ONCE: Duration = Duration::from_micros(100);

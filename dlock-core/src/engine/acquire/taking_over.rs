@@ -1,4 +1,4 @@
-//! What an acquire says that brings a baton, which is of no use a second time.
+//! The failures of an acquire that brings a baton, which is of no use a second time.
 
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Holder;

@@ -1,4 +1,4 @@
-//! What one acquire may have on the servers, and since when. No clock: moments come in.
+//! The part of one acquire that may be on the servers, and since when. No clock: times come in.
 //!
 //! ```text
 //!                    begin
@@ -17,16 +17,16 @@ use std::time::Duration;
 use crate::clock::Timestamp;
 use crate::options::margin;
 
-/// What one acquire may have on the servers; see the [states](self).
+/// The part of one acquire that may be on the servers; see the [states](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsettled {
-    /// When the first request was sent whose effect may still be standing.
+    /// The send time of the first request whose effect may still stand.
     first_sent: Option<Timestamp>,
-    /// When the last request was sent.
+    /// The send time of the last request.
     last_sent: Timestamp,
-    /// How many attempts followed an unknown outcome since one was last certain.
+    /// The number of attempts after unknown outcomes since an outcome was last certain.
     unknowns: u32,
-    /// Whether an attempt may have taken effect, with a lease that has ended since.
+    /// Is `true` if an attempt may have taken effect, with a lease that has ended since.
     may_have_ended: bool,
 }
 
@@ -112,8 +112,8 @@ impl Unsettled {
         self.first_sent.take()
     }
 
-    /// Returns until when a request that took effect may hold a lock of this lease. One that is still on its way starts
-    /// its lease when it arrives.
+    /// Returns the time until which a request that took effect may hold a lock of this lease. A request that is still
+    /// on its way starts its lease when it arrives.
     pub fn may_hold_until(&self, lease: Duration, request_timeout: Duration) -> Timestamp {
         self.last_sent + lease + request_timeout
     }

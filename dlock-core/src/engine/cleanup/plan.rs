@@ -24,31 +24,31 @@ const RETRACTED_FOR: Duration = Duration::from_millis(1);
 /// The withdrawals of one claim.
 #[derive(Debug)]
 pub(super) struct WithdrawalPlan {
-    /// When nothing that was sent can take effect any more.
+    /// The time after which no request that was sent can take effect.
     arrives_until: Timestamp,
-    /// When nothing can be there any more.
+    /// The time after which nothing can be left on the servers.
     until: Timestamp,
     /// Until when the key stays taken.
     leave_until: Timestamp,
     retracts: bool,
-    /// Whether the next answer may be the first that says that a lock was there.
+    /// Is `true` if the next answer may be the first that shows that a lock was there.
     is_news: bool,
 }
 
 /// For how long a withdrawal leaves the key taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeavesFor {
-    /// What is left of the time that was asked for.
+    /// The rest of the time that was asked for.
     asked: Duration,
     pub(super) on_server: Duration,
 }
 
-/// What follows a withdrawal.
+/// The next step after a withdrawal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Nothing is left, and nothing can arrive.
     Settled,
-    /// What is left is left to its lease.
+    /// The rest, if any, is left to its lease.
     GiveUp,
     /// The servers refuse: they are asked again after a long pause.
     AwaitMending { at_most: Duration },
@@ -70,7 +70,7 @@ impl WithdrawalPlan {
         // A request that is still on its way starts its lease when it arrives. What a session keeps has no lease, and
         // would be kept for as long as this process lives.
         let arrives_until = lease.map_or(Timestamp::NEVER, |lease| now + lease + request_timeout);
-        // What a request has left is there until its time is over, which may be long after that.
+        // A key that a request has left stays taken until its time is over, which may be long after that.
         let left_until = retracts.map(|most| now + most + request_timeout);
         let until = left_until.map_or(arrives_until, |left| left.max(arrives_until));
         Self { arrives_until, until, leave_until, retracts: retracts.is_some(), is_news: true }
@@ -92,8 +92,8 @@ impl WithdrawalPlan {
     ) -> Next {
         match answer {
             Ok(withdrawal) if withdrawal.settled || now >= self.arrives_until => Next::Settled,
-            // What was sent before may still take effect: withdrawn again until it cannot any more. Those who wait here
-            // need not wait for that, and are not notified each time that nothing was there.
+            // An earlier request may still take effect, so the claim is withdrawn again until none can. Waiters of this
+            // process need not wait for that, and are not notified each time that nothing was there.
             Ok(withdrawal) => {
                 Next::Again { is_news: std::mem::take(&mut self.is_news) || withdrawal.removed }
             }
@@ -106,17 +106,17 @@ impl WithdrawalPlan {
 
     fn after_failure(&self, failure: &Failure, left: Duration, now: Timestamp, is_shut: bool) -> Next {
         let rest = self.until.since(now);
-        // Whoever took the right or the table away may give it back before the lease has ended, and a session has none.
-        // Not after a shutdown, where what is left ends with the session.
+        // An operator who took the right or the table away may restore it before the lease has ended, and a session has
+        // none. Not after a shutdown, where the rest ends with the session.
         if !rest.is_zero() && failure.kind().is_refusal() && !is_shut {
-            // What could not be left is released when its time is over.
+            // A key that could not be left is released when its time is over.
             let at_most = if left.is_zero() { rest } else { left.min(rest) };
             return Next::AwaitMending { at_most };
         }
         if !rest.is_zero() && failure.is_transient() {
             return Next::Again { is_news: false };
         }
-        // Where nothing can be left, the lock itself stays until it may be released.
+        // If the key cannot be left, the lock itself stays until it may be released.
         if !rest.is_zero() && !left.is_zero() {
             Next::AwaitEnd { left: left.min(rest) }
         } else {

@@ -1,5 +1,5 @@
-//! For how long a hold is valid, and when it is renewed: the decisions, without a clock. Moments and what is random
-//! come in.
+//! The validity of a hold and the times of its renewals: the decisions, without a clock. Times and random numbers come
+//! in.
 //!
 //! | event | it is valid until | it is renewed |
 //! |---|---|---|
@@ -23,24 +23,24 @@ use crate::options::margin;
 /// The terms of a hold.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseTerms {
-    /// How long what was granted lasts.
+    /// The validity that was granted.
     pub validity: Validity,
     /// The lease to be kept up, or the requested one where a session keeps the lock.
     pub lease: Duration,
-    /// When `max_hold` ends the hold.
+    /// The time at which `max_hold` ends the hold.
     pub ends_at: Timestamp,
 }
 
-/// When a hold ends, and when it is renewed before.
+/// The end of a hold, and its renewal before that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// When it ends unless it is confirmed before.
+    /// The time at which the hold ends unless it is confirmed before.
     pub deadline: Timestamp,
-    /// When it is renewed.
+    /// The time of its renewal.
     pub renew_at: Timestamp,
 }
 
-/// What the backend said of a hold, or did not.
+/// The report of a backend on a hold, or its absence.
 #[derive(Clone, Copy, Debug)]
 pub enum Report {
     /// It was confirmed by a request sent then.
@@ -51,7 +51,7 @@ pub enum Report {
     Failed(Timestamp),
 }
 
-/// What follows a report.
+/// The state of a hold after a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     /// Nothing: the hold has ended.
@@ -60,28 +60,29 @@ pub enum After {
     Lost,
     /// It is valid, for longer where that has an end.
     Valid {
-        /// When the request was sent that confirmed it.
+        /// The send time of the request that confirmed it.
         sent: Timestamp,
-        /// When it ends unless it is confirmed again, or later if that was so before; `None` without a known end.
+        /// The time at which it ends unless it is confirmed again, or a later one that was known before; `None` without
+        /// a known end.
         deadline: Option<Timestamp>,
-        /// When it is renewed next, if it is.
+        /// The time of its next renewal, if there is one.
         renew_at: Option<Timestamp>,
     },
     /// It is at risk, and renewed again soon.
     AtRisk {
-        /// When it is renewed next.
+        /// The time of its next renewal.
         renew_at: Timestamp,
     },
 }
 
-/// What is known of a hold when a report comes.
+/// The state of a hold when a report comes.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing {
-    /// What it is worth.
+    /// The condition of the hold.
     pub condition: Condition,
-    /// When it ends unless it is confirmed before.
+    /// The time at which it ends unless it is confirmed before.
     pub deadline: Timestamp,
-    /// When the last request was sent that confirmed it.
+    /// The send time of the last request that confirmed it.
     pub confirmed_at: Timestamp,
 }
 
@@ -181,7 +182,7 @@ impl LeaseTerms {
     }
 }
 
-/// How long what was granted lasts without a confirmation; `None` without a known end.
+/// Returns how long a grant lasts without a confirmation; `None` without a known end.
 const fn length_of(validity: Validity) -> Option<Duration> {
     match validity {
         Validity::Lease(length) | Validity::Session(Some(length)) => Some(length),
@@ -189,7 +190,7 @@ const fn length_of(validity: Validity) -> Option<Duration> {
     }
 }
 
-/// Until when a lock that was confirmed by a request sent at `sent` can be relied upon.
+/// Returns the time until which a lock can be relied upon that was confirmed by a request sent at `sent`.
 fn valid_until(sent: Timestamp, length: Duration) -> Timestamp {
     // The margin first: a length without an end stays without one.
     sent + length.saturating_sub(margin(length))

@@ -13,14 +13,14 @@ use crate::fence::Fence;
 use crate::options::Options;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What the end of a hold leaves to others: the next section of this process, other processes, the key itself.
+/// The things that a hold leaves to others when it ends: to the next section of this process, other processes, the key.
 pub(super) struct Succession {
     /// The last of the fences that were reserved with it; zero when it is not to be passed on.
     last_fence: u64,
     pub(super) tenure: Tenure,
     /// Until when its release leaves the key taken; zero for an ordinary release.
     leave_until: AtomicU64,
-    /// Whether the backend reported that another process wants the lock.
+    /// Is `true` if the backend reported that another process wants the lock.
     requested: AtomicBool,
 }
 
@@ -99,7 +99,7 @@ impl Hold {
         }
     }
 
-    /// Whether a fence is left for a section that follows.
+    /// Is `true` if a fence is left for a section that follows.
     pub(crate) fn has_next_fence(&self) -> bool {
         self.mode().is_exclusive() && self.fence.is_some_and(|fence| fence.get() < self.succession.last_fence)
     }

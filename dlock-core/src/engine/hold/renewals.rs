@@ -1,4 +1,4 @@
-//! When a hold is renewed: by itself, and because its backend wants it. Moments come in; there is no clock.
+//! The times at which a hold is renewed: by itself, and because its backend wants it. Times come in; there is no clock.
 //!
 //! | state | the next renewal | what leads to it |
 //! |---|---|---|
@@ -18,9 +18,9 @@ const WANTED_PAUSE: u64 = 50_000_000;
 
 /// The renewals of one hold; see the [states](self).
 pub(super) struct RenewalPlan {
-    /// When the next renewal is due by itself.
+    /// The time at which the next renewal is due by itself.
     renew_at: AtomicU64,
-    /// When the backend wants a renewal besides, and before when it gets none.
+    /// The time at which the backend wants a renewal besides, and the time before which it gets none.
     wanted_at: AtomicU64,
     not_wanted_before: AtomicU64,
     /// The pause after the next renewal that the backend wants, in nanoseconds.
@@ -49,13 +49,13 @@ impl RenewalPlan {
         Timestamp::from_nanos(self.wanted_at.load(Ordering::Acquire))
     }
 
-    /// Whether a renewal is under way, or the backend wants one by `now`.
+    /// Is `true` if a renewal is under way, or the backend wants one by `now`.
     pub(super) fn is_renewing(&self, now: Timestamp) -> bool {
         self.renew_at() == Timestamp::NEVER || self.wanted_at() <= now
     }
 
-    /// Takes the renewal that is due within `ahead` of `now`; if there is one it is the caller's to carry out, and
-    /// nobody else's. `most` is the longest pause between renewals that the backend wants.
+    /// Takes the renewal that is due within `ahead` of `now`; if there is one, the caller alone carries it out. `most`
+    /// is the longest pause between renewals that the backend wants.
     pub(super) fn take(&self, now: Timestamp, ahead: Duration, most: impl FnOnce() -> Duration) -> bool {
         let is_wanted = self.wanted_at() <= now;
         if !is_wanted && self.renew_at() > now + ahead {
@@ -85,7 +85,7 @@ impl RenewalPlan {
         self.renew_at.store(at.as_nanos(), Ordering::Release);
     }
 
-    /// Notes that the backend wants a renewal by then, but not so soon after the last one that it wanted.
+    /// Notes that the backend wants a renewal by `at`, but not so soon after the last wanted one.
     pub(super) fn want(&self, at: Timestamp) {
         let at = at.as_nanos().max(self.not_wanted_before.load(Ordering::Acquire));
         self.inherit(Timestamp::from_nanos(at));

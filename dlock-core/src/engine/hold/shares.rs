@@ -6,7 +6,7 @@ use crate::clock::Timestamp;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Marks, in the number of the shares, a hold that was granted alone and counts as a reader's from now on. It stands in
-/// that number so that nobody gets a share that relies on being alone while the owner gives that up.
+/// that number so that no task gets a share that relies on an exclusive hold while the owner gives that up.
 const READS: u64 = 1 << 63;
 
 /// In the number of the shares: the hold is handed over, by the owner of its only share. Nobody gets a further share of
@@ -52,17 +52,17 @@ pub(in crate::engine) enum Uncarried {
     Shared,
 }
 
-/// How a hold is held, and by how many guards.
+/// The mode of a hold, and the number of its guards.
 pub(in crate::engine) struct HoldShares {
-    /// How it was granted; see [`mode`](Hold::mode).
+    /// The mode in which it was granted; see [`mode`](Hold::mode).
     granted_as: Mode,
-    /// How many guards share the hold, by kind; the last one releases the lock.
+    /// The number of guards that share the hold, by kind; the last guard releases the lock.
     count: AtomicU64,
-    /// Whether the backend has not yet confirmed that it is for reading only; see [`mode`](Hold::mode).
+    /// Is `true` if the backend has not yet confirmed that it is for reading only; see [`mode`](Hold::mode).
     pub(in crate::engine) downgrades: AtomicBool,
-    /// Whether the keeper asks for that.
+    /// Is `true` if the keeper asks for that.
     pub(in crate::engine) downgrades_later: AtomicBool,
-    /// What came of handing it over.
+    /// The outcome of handing it over.
     carriage: AtomicU8,
 }
 

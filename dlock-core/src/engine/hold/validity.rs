@@ -1,4 +1,4 @@
-//! Whether a hold can be relied on, as this process sees it, and why not any more. No clock: moments come in.
+//! The validity of a hold as this process sees it, and the cause of its loss. No clock: times come in.
 //!
 //! ```text
 //!             confirm                     the deadline has passed, or lose
@@ -31,16 +31,16 @@ const RELEASED: u8 = 3;
 pub(super) struct LocalValidity {
     state: AtomicU8,
     deadline: AtomicU64,
-    /// When the last request was sent that confirmed it.
+    /// The send time of the last request that confirmed it.
     confirmed_at: AtomicU64,
-    /// Whether a renewal is late.
+    /// Is `true` if a renewal is late.
     at_risk: AtomicBool,
-    /// Why it was lost.
+    /// The cause of its loss.
     loss: OnceLock<Cow<'static, str>>,
 }
 
 impl LocalValidity {
-    /// Of a hold that was granted by a request sent at `sent`.
+    /// Creates the validity of a hold that was granted by a request sent at `sent`.
     pub(super) fn new(plan: Plan, sent: Timestamp) -> Self {
         Self {
             state: AtomicU8::new(HELD),
@@ -63,13 +63,13 @@ impl LocalValidity {
         }
     }
 
-    /// Whether its loss was noted. This does not look at the deadline.
+    /// Returns `true` if its loss was noted. This does not look at the deadline.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         self.state.load(Ordering::Acquire) == LOST
     }
 
-    /// Whether it was lost or released.
+    /// Returns `true` if it was lost or released.
     pub(super) fn has_ended(&self) -> bool {
         self.state.load(Ordering::Acquire) >= LOST
     }
@@ -86,7 +86,7 @@ impl LocalValidity {
         self.loss.get()
     }
 
-    /// Notes a loss. Returns whether it is the one that ends the hold, rather than an earlier loss or release.
+    /// Notes a loss. Returns `true` if this loss ends the hold, rather than an earlier loss or release.
     pub(super) fn lose(&self, cause: Cow<'static, str>) -> bool {
         let _ = self.loss.set(cause);
         self.end(LOST)
