@@ -85,6 +85,15 @@ impl Row {
         self
     }
 
+    /// Adds the name of the server, unless the row is indented below another one.
+    #[must_use]
+    pub fn on(mut self, server: &str) -> Self {
+        if !self.what.starts_with(' ') {
+            self.what = format!("{server}: {}", self.what);
+        }
+        self
+    }
+
     /// Adds to the column of the spread what else is worth to know.
     #[must_use]
     pub fn beside(mut self, remark: String) -> Self {

@@ -28,7 +28,7 @@ pub enum ErrorKind {
     /// Fewer than a majority of the nodes of a quorum took part: the others were away, or answered that they do not
     /// vote.
     QuorumNotReached,
-    /// Every segment of a segmented lock said that there is nothing left in it.
+    /// Every segment of a segmented lock is exhausted: its body found nothing left in it.
     Exhausted,
     /// The backend has no such ability.
     Unsupported,

@@ -153,6 +153,6 @@ pub async fn guard_opening<F: Future>(opening: F) -> Result<F::Output, Failure> 
 
 /// Drops a value that foreign code made.
 pub(crate) fn drop_guarded<T>(value: T) {
-    // A destructor that panics has nothing to say that dlock could act on.
+    // A destructor that panics leaves nothing that dlock could act on.
     let _ = guard(|| drop(value));
 }

@@ -80,7 +80,7 @@ impl Holder {
     /// same process. A lock that was released and stays taken is another hold than before its release, and so is one
     /// whose mode has changed. Sections to which a process passes its lock on by itself are one hold.
     ///
-    /// The same process has to be stored, with the same [fence](Self::fence), which distinguishes its grants. On a
+    /// Both have to name one process, and one [fence](Self::fence), which distinguishes its grants. On a
     /// quorum the fences of its nodes do so, which are not shown: two holders are the same if most of the nodes that
     /// named both agree. A holder without a fence, such as that of another library, is the same if all that is stored
     /// is equal: for two holds of one thread, Redisson stores nothing in which they differ.

@@ -205,7 +205,7 @@ macro_rules! option_setters {
         ///
         /// `Wait::No`, and a wait of zero, ask once and take no longer than one [request
         /// timeout](Self::with_request_timeout). When the time is up while a request is under way, the error is
-        /// [`ErrorKind::Unknown`]($crate::ErrorKind::Unknown) and says for how long the lock may be blocked; the
+        /// [`ErrorKind::Unknown`]($crate::ErrorKind::Unknown) and has the time for which the lock may be blocked; the
         /// request is withdrawn in the background. A wait shorter than the way to the server and back therefore ends so
         /// each time.
         pub fn with_wait(mut self, wait: impl Into<$crate::options::Wait>) -> Self {
@@ -276,10 +276,10 @@ macro_rules! option_setters {
         /// Sets whether waiters are served in the order in which they came, those of all processes. Default no, where
         /// the backend leaves the choice; a backend that always serves them in order does so in any case.
         ///
-        /// All programs that want the lock should ask for it: those that do not take it whenever the queue is empty.
-        /// Such a lock is not passed on inside a process, and each waiter asks by itself. A backend that cannot do this
-        /// refuses the acquire with [`ErrorKind::Unsupported`]($crate::ErrorKind::Unsupported), and so it does for
-        /// readers and permits.
+        /// All programs that want the lock should ask for it: a program that does not takes it whenever the queue is
+        /// empty. Such a lock is not passed on inside a process, and each waiter asks by itself. A backend that cannot
+        /// do this refuses the acquire with [`ErrorKind::Unsupported`]($crate::ErrorKind::Unsupported), and so it does
+        /// for readers and permits.
         pub const fn with_fairness(mut self, on: bool) -> Self {
             self.options.fair = on;
             self

@@ -1,4 +1,4 @@
-//! Who holds a lock, and taking it away: what a majority says.
+//! The holders of locks, and taking a lock away: by what a majority answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::node::Member;
 use crate::round::Round;
 use crate::votes::too_few;
 
-/// How long the lists of all nodes may take.
+/// The bound of the lists of all nodes.
 pub(crate) const LISTING: Duration = Duration::from_secs(25);
-/// How long a node may take to be connected to.
+/// The time that a node may take to be connected to.
 const CONNECTING: Duration = Duration::from_secs(5);
-/// How long a node may take to look at itself.
+/// The time that a node may take to look at itself.
 const DIAGNOSIS: Duration = Duration::from_secs(3);
 
 impl Administration for QuorumShared {
@@ -38,7 +38,7 @@ impl Administration for QuorumShared {
 }
 
 impl QuorumShared {
-    /// One of those who hold it on a majority.
+    /// Returns one of the holders on a majority.
     pub(crate) async fn holder(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         if self.capabilities.shared {
             return Ok(self.all_who_hold(key, false, |_| true).await?.holders.into_iter().next());
@@ -59,13 +59,13 @@ impl QuorumShared {
         Err(count.too_few(&round))
     }
 
-    /// All who hold it on a majority. Every node is waited for within its time, so that a release by force of those who
-    /// were seen leaves no vote behind.
+    /// Returns all holders on a majority. Every node is waited for within its time, so that a release by force of those
+    /// that were seen leaves no vote behind.
     pub(crate) async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.all_who_hold(key, true, |_| true).await
     }
 
-    /// All of those that are `meant` who hold it on a majority.
+    /// Returns all holders on a majority that are `meant`.
     async fn all_who_hold(
         &self,
         key: &Key,
@@ -92,7 +92,7 @@ impl QuorumShared {
         Err(count.too_few(&round))
     }
 
-    /// All that is held on a majority.
+    /// Returns all locks that are held on a majority.
     async fn list(&self) -> Result<Vec<(Key, Holder)>, Failure> {
         let mut round = Round::new(LISTING, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
@@ -117,7 +117,7 @@ impl QuorumShared {
         Err(count.too_few(&round))
     }
 
-    /// All that is held on any node, if a majority answers.
+    /// Returns all locks that are held on any node, if a majority answers.
     pub(crate) async fn list_of_any(&self) -> Result<Vec<(Key, Holder)>, Failure> {
         let mut round = Round::new(LISTING, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
@@ -153,7 +153,7 @@ impl QuorumShared {
         Err(count.too_few(&round))
     }
 
-    /// What each node says of itself; one that does not answer is a finding.
+    /// Returns the findings of each node; a node that does not answer is a finding.
     pub(crate) async fn diagnose(&self) -> Result<Vec<Finding>, Failure> {
         let mut round = Round::new(DIAGNOSIS, &Host::default());
         for (place, member) in self.members.iter().enumerate() {
@@ -200,11 +200,13 @@ impl QuorumShared {
         Ok(findings)
     }
 
-    /// Frees it on all nodes that answer, which are a majority; whether somebody can have held it.
+    /// Frees it on all nodes that answer, which are a majority. Returns `true` if it can have been held.
     async fn force(&self, key: &Key) -> Result<bool, Failure> {
+        // The holders are looked up first: whether one of them has kept it is compared with these afterwards.
         let before = self.all_who_hold(key, false, |_| true).await.map(|before| before.holders).ok();
         let since = Instant::now();
         let held = self.force_all(key).await?;
+        // Nodes are freed one after the other: the holder may get its votes anew on those that were freed first.
         if held && self.is_kept(key, before.as_deref(), since).await? {
             return Err(kept());
         }
@@ -225,25 +227,26 @@ impl QuorumShared {
         if count.answered < count.needed {
             return Err(too_few_forced(freed, count, &round));
         }
+        // Fewer were no majority: votes of a claim that was being withdrawn, or of a hold that was lost.
         Ok(freed > 0 && freed + count.unheard() >= count.needed)
     }
 
-    /// Frees it where each node finds nobody but those whom it named, and again where its holder has kept it.
+    /// Frees it where each node finds no holder but those whom it named, and again where one of them has kept it.
     async fn force_of(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
         let since = Instant::now();
         let forced = self.force_once(key, seen).await?;
         if forced != Forced::Released || !self.is_kept(key, Some(seen), since).await? {
             return Ok(forced);
         }
-        // Votes that it got since may be those of a later grant, and stay.
+        // Votes that the holder got since may be those of a later grant, and stay.
         let _ = self.force_once(key, seen).await.map_err(|failure| kept().with_source(failure))?;
         if self.is_kept(key, Some(seen), since).await? { Err(kept()) } else { Ok(Forced::Released) }
     }
 
-    /// Whether one of those who held it when the nodes began to free it, at `since`, has a majority all the same; of
-    /// whom that is not known, whether anybody has. While one node frees it after the other, a holder that still has a
-    /// majority asks for the votes that it misses, at its renewals. When there was no time for one, whoever holds it
-    /// was granted it anew.
+    /// Returns `true` if one of the holders of the time when the nodes began to free it, `since`, has a majority all
+    /// the same; where these are not known, if any has. While one node frees it after the other, a holder that still
+    /// has a majority asks for the votes that it misses, at its renewals. If there was no time for a renewal, a holder
+    /// that is found was granted it anew.
     async fn is_kept(&self, key: &Key, before: Option<&[Holder]>, since: Instant) -> Result<bool, Failure> {
         let left = |holder: &Holder| holder.of_nodes().iter().map(|(_, of)| of.expires_in).max().flatten();
         let can_renew = |holder: &&Holder| left(holder).is_none_or(|left| since.elapsed() >= left / 4);
@@ -258,7 +261,7 @@ impl QuorumShared {
         now.map(|now| !now.holders.is_empty()).map_err(|failure| kept().with_source(failure))
     }
 
-    /// Frees it on all nodes that answer, which are a majority, and where each finds nobody but those whom it named.
+    /// Frees it on all nodes that answer, which are a majority, and where each finds no holder but those whom it named.
     async fn force_once(&self, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
         let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {
@@ -274,7 +277,7 @@ impl QuorumShared {
             match count.add(place, answer) {
                 Some(Forced::Released) => freed += 1,
                 Some(Forced::Free) | None => {}
-                // What is no release and not free is held.
+                // Neither released nor free: it is held by others.
                 Some(_) => kept += 1,
             }
         }
@@ -283,7 +286,7 @@ impl QuorumShared {
         }
         let (needed, unheard) = (count.needed, count.unheard());
         Ok(if self.members.len() - freed < needed {
-            // What is left is no majority, whoever has it.
+            // The rest is no majority, whichever holder has it.
             Forced::Released
         } else if kept >= needed || freed == 0 && kept > 0 && kept + unheard >= needed {
             Forced::HeldByOthers
@@ -295,7 +298,7 @@ impl QuorumShared {
     }
 }
 
-/// The holder may still hold it after a release by force.
+/// Returns the failure where the holder may still hold it after a release by force.
 fn kept() -> Failure {
     Failure::unknown(
         "nodes have freed it, and its holder may have a majority again: it renewed its votes meanwhile, or was granted \
@@ -303,8 +306,9 @@ fn kept() -> Failure {
     )
 }
 
-/// Too few nodes confirmed a release by force, of which `freed` did.
+/// Returns the failure where too few nodes confirmed a release by force, of which `freed` did.
 fn too_few_forced<T: Send + 'static>(freed: usize, count: AnswerCount<'_>, round: &Round<T>) -> Failure {
+    // An unknown answer may have freed it; a known failure has not.
     let unheard = |(_, failure): &(_, Failure)| failure.kind() == ErrorKind::Unknown;
     let unchanged = freed == 0 && round.open() == 0 && !count.failures.iter().any(unheard);
     let failure = count.too_few(round);
@@ -320,7 +324,7 @@ fn unreachable(member: &Member, failure: &Failure) -> Finding {
     Finding::warning("node", member.says(failure), advice)
 }
 
-/// What the nodes said.
+/// The number of answers of the nodes, and the failures of the others.
 struct AnswerCount<'a> {
     members: &'a [Arc<Member>],
     needed: usize,
@@ -346,12 +350,12 @@ impl<'a> AnswerCount<'a> {
         }
     }
 
-    /// How many have not answered.
+    /// Returns the number of nodes that have not answered.
     fn unheard(&self) -> usize {
         self.members.len() - self.answered
     }
 
-    /// Whether the others can no longer change who holds it.
+    /// Is `true` if the others can no longer change the holders.
     fn settles(&self, holders: &[(usize, Holder)]) -> bool {
         settles(holders, self.needed, self.unheard())
     }
@@ -363,13 +367,15 @@ impl<'a> AnswerCount<'a> {
     }
 }
 
-/// Whom a majority names: of those whom nothing tells apart as many as each of a majority has.
+/// Returns the holders that a majority names: of those that cannot be distinguished, as many as each node of a majority
+/// has.
 fn elected(holders: &[(usize, Holder)], needed: usize) -> Vec<Holder> {
     let mut elected = Vec::new();
     for (at, (_, holder)) in holders.iter().enumerate() {
         if same(&holders[..at], holder).next().is_some() {
             continue;
         }
+        // Readers of one process look alike: a node lists each of them, and a majority has to have as many.
         let number = on_each(holders, holder, needed);
         let mut ends: Vec<_> = same(holders, holder).filter_map(|(_, holder)| holder.expires_in).collect();
         ends.sort_unstable();
@@ -382,16 +388,16 @@ fn elected(holders: &[(usize, Holder)], needed: usize) -> Vec<Holder> {
     elected
 }
 
-/// Whether no answer of `unheard` nodes more can change whom a majority names.
+/// Is `true` if no answer of `unheard` more nodes can change the holders that a majority names.
 fn settles(holders: &[(usize, Holder)], needed: usize, unheard: usize) -> bool {
     unheard < needed
         && holders.iter().all(|(_, holder)| {
-            // At the least, and at the most: were there any number of it on each of those nodes.
+            // The least and the largest number: the nodes that have not answered may each have any number of it.
             on_each(holders, holder, needed) == on_each(holders, holder, needed - unheard)
         })
 }
 
-/// How many of those that nothing tells from `holder` there are on each of so many nodes.
+/// Returns the number of holders that cannot be distinguished from `holder` which are on each of this many nodes.
 fn on_each(holders: &[(usize, Holder)], holder: &Holder, nodes: usize) -> usize {
     let mut of_nodes = BTreeMap::<usize, usize>::new();
     for (node, _) in same(holders, holder) {
@@ -402,7 +408,7 @@ fn on_each(holders: &[(usize, Holder)], holder: &Holder, nodes: usize) -> usize 
     numbers.get(nodes - 1).copied().unwrap_or(0)
 }
 
-/// Those of `holders` that are the same as `holder`.
+/// Returns those of `holders` that cannot be distinguished from `holder`.
 fn same<'a>(holders: &'a [(usize, Holder)], holder: &'a Holder) -> impl Iterator<Item = &'a (usize, Holder)> {
     holders.iter().filter(move |(_, other)| other.is_of_same_holder(holder))
 }

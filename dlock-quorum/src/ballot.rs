@@ -30,7 +30,7 @@ impl Ballot {
         }
     }
 
-    /// How many nodes voted for us.
+    /// Returns the number of nodes that voted for this claim.
     pub(crate) fn granted(&self) -> usize {
         self.granted.len()
     }
@@ -39,42 +39,43 @@ impl Ballot {
         self.granted() >= self.needed
     }
 
-    /// Whether the lock is not to be had, by the word of a majority that answered.
+    /// Is `true` if the lock is taken, by the answers of a majority.
     pub(crate) fn is_busy(&self) -> bool {
         !self.is_won() && self.granted() + self.busy.len() >= self.needed
     }
 
-    /// Whether `open` further answers cannot change what comes of it.
+    /// Is `true` if `open` further answers cannot change the outcome.
     pub(crate) fn is_decided(&self, open: usize) -> bool {
         let answered = self.granted() + self.busy.len();
         let lost = self.granted() + open < self.needed;
+        // A lost round is busy or unknown: which of the two has to be certain as well.
         self.is_won() || (lost && (answered >= self.needed || answered + open < self.needed))
     }
 
-    /// Whether the first node of those that answered is among those that voted for us. Of several who share the votes,
-    /// that is one.
+    /// Is `true` if the first node of those that answered is among those that voted for this claim. Of several
+    /// claims that share the votes, that is one.
     pub(crate) fn is_first(&self) -> bool {
         let first = self.granted.iter().min();
         first.is_some() && first < self.busy.iter().map(|(place, _)| place).min()
     }
 
-    /// Forgets the nodes where somebody else has it, to ask them again.
+    /// Forgets the nodes where another holder has it, to ask them again.
     pub(crate) fn take_busy(&mut self) -> Vec<usize> {
         self.busy.drain(..).map(|(place, _)| place).collect()
     }
 
-    /// The nodes where somebody else has it, and what they said.
+    /// Returns the nodes where another holder has it, and their answers.
     pub(crate) fn into_busy(self) -> (Vec<usize>, Vec<Busy>) {
         self.busy.into_iter().unzip()
     }
 
-    /// Why no majority answered.
+    /// Returns the failure where no majority answered.
     pub(crate) fn into_failure(mut self, members: &[Arc<Member>]) -> Failure {
         let final_ones = self.failed.iter().filter(|(_, failure)| !failure.is_transient()).count();
         if final_ones > self.nodes - self.needed
             && let Some(at) = self.failed.iter().position(|(_, failure)| !failure.is_transient())
         {
-            // No majority will ever answer unless somebody changes something.
+            // No majority will ever answer unless the configuration of nodes is changed.
             let (place, failure) = self.failed.swap_remove(at);
             let what = format!("{final_ones} of {} nodes refuse, among them node {}", self.nodes, place + 1);
             return Failure::new(failure.kind(), what).with_source(failure);
@@ -109,7 +110,7 @@ mod tests {
             (5, "+++", true),
             (5, "++", false),
             (5, "---", true),
-            // It is lost, and the last two tell whether somebody has it or nobody can say.
+            // It is lost, and the last two decide whether it is busy or unknown.
             (5, "--!", false),
             (5, "--!-", true),
             (5, "--!!", false),

@@ -1,4 +1,13 @@
 //! One claim on a lock of a quorum.
+//!
+//! ```text
+//!   attempt ──▶ marks agree ──▶ all nodes are asked ──┬── a majority ──▶ granted; the other requests go on
+//!                                  ▲                  ├── busy, and first of several ──▶ pause ─┐
+//!                                  └──────────────────│────────── up to five times ────────────┘
+//!                                                     └── no majority ──▶ votes withdrawn ──▶ busy, or a failure
+//! ```
+//!
+//! Votes that are not withdrawn in time are released in the background, by [`Withdrawals`](crate::withdrawals).
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,8 +27,8 @@ use crate::tally::{CountedVote, VoteStanding, VoteTally};
 use crate::vote::{Vote, VoteAnswer};
 use crate::votes::too_few;
 
-/// How often the one of several who got some of the nodes each that has the first of them asks for the rest, after
-/// pauses that double.
+/// The number of times that a claim which got the first of the nodes asks for the rest, after pauses that double, where
+/// several claims got some of the nodes each.
 const INSISTING: usize = 5;
 
 /// A claim on a lock of a [`Quorum`](crate::Quorum).
@@ -28,13 +37,13 @@ pub struct QuorumClaim {
     request: ClaimRequest,
     votes: Vec<Arc<Vote>>,
     tally: Arc<VoteTally>,
-    /// When the attempt was sent that was granted.
+    /// The time at which the attempt was sent that was granted.
     sent: Timestamp,
-    /// How long the grant is, and with it each renewal.
+    /// The length of the grant, and with it of each renewal.
     length: Duration,
-    /// The nodes that said in the last round that somebody else has the lock, and how many of them have to change.
+    /// The nodes that answered in the last round that another holder has the lock, and how many of them have to change.
     busy: (Vec<usize>, usize),
-    /// Before a round that others may start at the same moment.
+    /// The pauses before a round that others may start at the same moment.
     spread: Backoff,
 }
 
@@ -49,6 +58,7 @@ impl QuorumClaim {
                 Vote::new(member, request, &tally, shared.clock.clone())
             })
             .collect();
+        // Before the first attempt: a node may report on its vote as soon as it is granted.
         tally.seat(&votes);
         Self {
             sent: shared.clock.now(),
@@ -67,15 +77,15 @@ impl QuorumClaim {
         self.shared.node_limit(&self.request)
     }
 
-    /// A round of requests that each node has the usual time for.
+    /// Starts a round of requests that each node has the usual time for.
     fn round<T: Send + 'static>(&self) -> Round<T> {
         Round::new(self.limit(), &self.request.host)
     }
 
     /// Makes the vote of a node ready to be asked for; not while an earlier one is being released there.
     ///
-    /// What was withdrawn once is never asked for again under the same token: the withdrawal may arrive late, and would
-    /// take the new vote away unseen.
+    /// A token that was withdrawn once is never asked for again: the withdrawal may arrive late, and would take the new
+    /// vote away unseen.
     fn prepare(&mut self, place: usize) -> Result<bool, Failure> {
         let vote = &self.votes[place];
         if vote.is_done() {
@@ -97,9 +107,10 @@ impl QuorumClaim {
         self.shared.withdrawals[place].clean_up(&self.votes[place], limit, &self.request)
     }
 
-    /// Asks all nodes until it is clear whether a majority votes for us.
+    /// Asks all nodes until it is certain whether a majority votes for this claim.
     async fn poll_nodes(&mut self) -> Result<(Ballot, Round<VoteAnswer>), Failure> {
         let mut ballot = Ballot::new(self.votes.len(), self.shared.needed());
+        // Three fifths: what is left is for taking the votes back, before the engine gives the attempt up.
         let mut round = self.round().waiting_at_most(self.request.request_timeout * 3 / 5);
         for place in 0..self.votes.len() {
             if !self.votes[place].member.is_asked() {
@@ -117,7 +128,8 @@ impl QuorumClaim {
         }
         let started = Instant::now();
         gather(&mut ballot, &mut round).await;
-        // Several may have got some of the nodes each. One of them insists, and the others give theirs back.
+        // Several claims may have got some of the nodes each. One of them insists, and the others withdraw theirs.
+        // As long as the round took: the others need as long to withdraw their votes.
         let mut pause = started.elapsed() + Duration::from_millis(1);
         for _ in 0..INSISTING {
             if !ballot.is_busy() || !ballot.is_first() || round.left() < pause * 2 {
@@ -128,7 +140,7 @@ impl QuorumClaim {
                 round.ask_for(place, &self.votes[place]);
             }
             gather(&mut ballot, &mut round).await;
-            // The more there are of the others, the longer it takes them.
+            // The more there are of the others, the longer they take.
             pause *= 2;
         }
         Ok((ballot, round))
@@ -144,9 +156,10 @@ impl QuorumClaim {
         until: Instant,
     ) -> Result<(), Failure> {
         let limit = self.limit();
+        // Read before the round is dropped, which cancels the requests that were not written.
         let silent: Vec<_> = round.silent().collect();
         let is_over = round.left().is_zero();
-        // Lets go of the requests under way, so that withdrawals can follow them.
+        // Drops the requests under way, so that withdrawals can follow them.
         drop(round);
         let mut withdrawals = self.round();
         withdrawals.end_by(until);
@@ -175,8 +188,8 @@ impl QuorumClaim {
         Ok(())
     }
 
-    /// Asks nodes that did not vote for us, or have lost their vote, again, in the background: a lock that is kept for
-    /// long is to outlive more than one outage. Only called when a majority has just confirmed that the lock is ours.
+    /// Asks nodes that did not vote for this claim, or have lost their vote, again, in the background: a lock that is
+    /// kept for long is to outlive more than one outage. Only called when a majority has just confirmed the lock.
     fn heal(&mut self, missing: &[usize]) -> Result<(), Failure> {
         let limit = self.limit();
         for &place in missing {
@@ -196,7 +209,7 @@ impl QuorumClaim {
     }
 }
 
-/// Takes answers until no other can change what comes of them, and those that are there besides.
+/// Takes answers until no other can change the outcome, and those that are there besides.
 async fn gather(ballot: &mut Ballot, round: &mut Round<VoteAnswer>) {
     while !ballot.is_decided(round.open()) {
         match round.next().await {
@@ -212,11 +225,13 @@ async fn gather(ballot: &mut Ballot, round: &mut Round<VoteAnswer>) {
 impl Claim for QuorumClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.shared.check_lease(&self.request)?;
+        // Read before the first request: the grant counts from here, whatever the marks and the round take.
         let (sent, started) = (self.shared.clock.now(), Instant::now());
         for member in &self.shared.members {
             member.agrees(self.limit()).await?;
         }
         let (mut ballot, round) = self.poll_nodes().await?;
+        // Read after the round: a mark that was found meanwhile voids the votes, also those of a majority.
         let is_refused = self.shared.members.iter().any(|member| member.is_foreign());
         if ballot.is_won() && !is_refused {
             round.leave()?;
@@ -230,7 +245,7 @@ impl Claim for QuorumClaim {
             return Ok(Attempt::Granted(Grant::new(Validity::Lease(length))));
         }
         let granted = ballot.granted();
-        // In time for the engine to hear of it.
+        // So early that the engine gets the answer before it gives up.
         self.give_up(&mut ballot, round, started + self.request.request_timeout * 4 / 5).await?;
         if is_refused {
             for member in &self.shared.members {
@@ -249,7 +264,7 @@ impl Claim for QuorumClaim {
 
     async fn changed(&mut self) -> Result<(), Failure> {
         let (busy, needed) = &self.busy;
-        // Ended only by the engine.
+        // Only the engine ends it.
         let mut round = Round::new(Duration::from_secs(24 * 3_600), &self.request.host);
         for &place in busy {
             let vote = &self.votes[place];
@@ -265,7 +280,7 @@ impl Claim for QuorumClaim {
                 None => std::future::pending().await,
             }
         }
-        // Others were told at the same moment. If all asked at once, each would get some of the nodes.
+        // Others were notified at the same moment. If all asked at once, each would get some of the nodes.
         sleep(self.spread.next_pause()).await;
         Ok(())
     }
@@ -276,9 +291,10 @@ impl Claim for QuorumClaim {
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         let (nodes, needed) = (self.votes.len(), self.shared.needed());
+        // A session counts only if it was confirmed for as long as a renewal would hold.
         let valid_until = self.shared.clock.now() + self.length;
         let started = Instant::now();
-        // A majority that is slow is waited for: to ask it again would take as long, and the lock would be lost.
+        // A slow majority is waited for: to ask it again would take as long, and the lock would be lost.
         let mut round = Round::new(self.request.request_timeout * 4 / 5, &self.request.host);
         let (mut extended, mut gone, mut missing, mut failures) = (0, 0, Vec::new(), Vec::new());
         for (place, vote) in self.votes.iter().enumerate() {
@@ -306,11 +322,14 @@ impl Claim for QuorumClaim {
             }
         }
         if extended >= needed {
+            // The minority gets no more than a node's usual time: the renewal is confirmed, and its rest is in the
+            // background.
             round.end_by(started + self.limit());
             round.leave()?;
             self.heal(&missing)?;
             return Ok(Renewed::Extended);
         }
+        // So many that the others are no majority, whatever they answer.
         if gone > nodes - needed {
             return Ok(Renewed::Gone);
         }
@@ -337,7 +356,7 @@ impl Claim for QuorumClaim {
                 Err(failure) => failures.push((place, failure)),
             }
             if confirmed == needed {
-                // The others are a minority, and may keep somebody waiting all the same: they get as long again.
+                // The others are a minority, and may keep a waiter out all the same: they get as long again.
                 round.end_by(Instant::now() + started.elapsed() + Duration::from_millis(1));
             }
         }
@@ -349,6 +368,7 @@ impl Claim for QuorumClaim {
         for place in 0..self.votes.len() {
             self.clean_up(place, limit)?;
         }
+        // Counted after all answers: a vote that was never answered for counts as removed, since that cannot be known.
         let removed = self.votes.iter().filter(|vote| vote.may_have_been_removed()).count();
         let withdrawal = if removed >= needed { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
         let is_settled = self.votes.iter().all(|vote| vote.is_done());
@@ -361,7 +381,7 @@ impl Claim for QuorumClaim {
 }
 
 impl Drop for QuorumClaim {
-    /// What is left in the background belongs to nobody else.
+    /// Closes the votes, so that a request in the background takes none for this claim any more.
     fn drop(&mut self) {
         for vote in &self.votes {
             vote.close();
@@ -375,7 +395,7 @@ impl fmt::Debug for QuorumClaim {
     }
 }
 
-/// What is known of the holder, when `needed` of these nodes have to come free.
+/// Returns what is known of the holder, when `needed` of these nodes have to become free.
 fn summary(mut answers: Vec<Busy>, needed: usize) -> Busy {
     let mut ends: Vec<_> = answers.iter().map(|busy| busy.retry_after.unwrap_or(Duration::MAX)).collect();
     ends.sort_unstable();

@@ -42,7 +42,7 @@ use withdrawals::Withdrawals;
 
 const NAME: &str = "quorum";
 const MOST_NODES: usize = 31;
-/// How long an operator's request about the marks of one node may take.
+/// The bound of an operator's request about the marks of one node.
 const ONE_NODE: Duration = Duration::from_secs(10);
 
 /// A lock that is held when a majority of independent backends has granted it.
@@ -100,17 +100,17 @@ pub struct QuorumBuilder {
     name: Option<String>,
 }
 
-/// What the claims of a quorum share.
+/// The state that the claims of a quorum share.
 struct QuorumShared {
     members: Vec<Arc<Member>>,
-    /// For each of them.
+    /// The votes that are to be released on each of them.
     withdrawals: Vec<Arc<Withdrawals>>,
     node_timeout: Duration,
     /// The longest lease, where nodes may forget.
     longest: Option<Duration>,
     clock: Clock,
     capabilities: Capabilities,
-    /// So many nodes can be administered that they decide.
+    /// Is `true` if so many nodes can be administered that they decide.
     is_administered: bool,
 }
 
@@ -136,11 +136,11 @@ impl Quorum {
     }
 
     /// Asks the nodes for a sign of life, each for 5 s at the most, until a majority has given it. Nothing needs this:
-    /// it is for programs that shall not start without.
+    /// it is for programs that must not start without.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::QuorumNotReached`], with what each of the others said.
+    /// [`ErrorKind::QuorumNotReached`], with the answer of each of the others.
     ///
     /// # Cancel safety
     ///
@@ -173,11 +173,11 @@ impl Quorum {
         marks
     }
 
-    /// Takes the votes of the nodes away, until [`bootstrap`](Self::bootstrap) gives them to a quorum of whatever
-    /// members. Every client is refused by [`ErrorKind::InvalidConfig`]; locks that are held are renewed and released
-    /// as ever. Returns what became of each node.
+    /// Takes the votes of the nodes away, until [`bootstrap`](Self::bootstrap) gives them to a quorum of any members.
+    /// Every client is refused by [`ErrorKind::InvalidConfig`]; locks that are held are renewed and released as ever.
+    /// Returns the result of each node.
     ///
-    /// For the operator who changes the members while services run: no lock is granted when the longest lease has
+    /// For an operator that changes the members while services run: no lock is granted when the longest lease has
     /// passed since, and when [`remaining`](Self::remaining) is empty then, none is held;
     /// [`bootstrap_after`](Self::bootstrap_after) looks at it once more. `dlock quorum change` does all of it.
     ///
@@ -188,7 +188,7 @@ impl Quorum {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, some nodes may be suspended; call it again, or `bootstrap`.
+    /// If dropped midway, some nodes may be suspended; call it again, or `bootstrap`.
     pub async fn suspend(&self) -> Result<Vec<Result<()>>> {
         let (mut done, mut failures) = (Vec::new(), Vec::new());
         for (place, member) in self.0.members.iter().enumerate() {
@@ -212,8 +212,8 @@ impl Quorum {
         Ok(done)
     }
 
-    /// Lists what is held on any of the nodes that answer, which are a majority: also what is not, or not any more, a
-    /// majority's.
+    /// Lists the locks that are held on any of the nodes that answer, which are a majority: also those that are not, or
+    /// not any more, a majority's.
     ///
     /// # Errors
     ///
@@ -235,25 +235,25 @@ impl Quorum {
     }
 
     /// Vouches that no lock is held on any of the nodes, so that they vote at once and not only after the longest
-    /// lease. Returns what was done on each, in their order.
+    /// lease. Returns the change that was made on each, in their order.
     ///
     /// For the operator, while no service runs: when the servers are first set up, when the members or the longest
     /// lease change, or when a node's clock was ahead and does not vote since it was corrected. Never call it when a
     /// service starts: it would undo the protection against nodes that have forgotten their locks. Nodes that vote in
     /// this quorum already are left as they are.
     ///
-    /// What the nodes can tell is checked, and nothing is set up while a lock stands on any of them, while one does not
-    /// answer, and where their marks are of a quorum of which too few nodes are seen here to know of all its locks. The
-    /// votes of such other quorums are taken away before the last look, so that no lock is granted in between. Only
+    /// The nodes are checked as far as they know: nothing is set up while a lock stands on any of them, while one does
+    /// not answer, and where their marks are of a quorum of which too few nodes are seen here to know of all its locks.
+    /// The votes of such other quorums are taken away before the last look, so that no lock is granted in between. Only
     /// one administrator at a time sets a node up. When all nodes are of this quorum and remember its locks, as after
     /// [`suspend`](Self::suspend), they get their votes back whatever is held.
     ///
     /// # What it does not guarantee
     ///
-    /// Of members without marks nothing is known: a quorum whose servers are all others is not seen from here; see
+    /// Nothing is known of members without marks: a quorum whose servers are all others is not seen from here; see
     /// [`bootstrap_after`](Self::bootstrap_after). Nodes that have all forgotten their locks look like new ones, and
-    /// those that are [durable](QuorumBuilder::with_durable_nodes) have no marks. A process that stands still for over
-    /// a minute between its last look and its writing may write when another administrator is at work.
+    /// [durable](QuorumBuilder::with_durable_nodes) nodes have no marks. A process that stands still for over a minute
+    /// between its last look and its writing may write when another administrator is at work.
     ///
     /// # Errors
     ///
@@ -261,14 +261,14 @@ impl Quorum {
     ///   source, another administrator sets up one of the nodes.
     /// * [`ErrorKind::InvalidConfig`]: nodes belong to another quorum, most of whose members are not among these.
     /// * [`ErrorKind::Unavailable`]: a node cannot be asked, or so many have forgotten what they granted that it may be
-    ///   held; and other kinds of the nodes, such as [`ErrorKind::Unsupported`] of one that cannot list its locks.
+    ///   held; and other kinds of the nodes, such as [`ErrorKind::Unsupported`] of a node that cannot list its locks.
     ///
     /// Unless writing failed, nothing was set up. It may be called again. Nodes of another quorum that were suspended
-    /// meanwhile, which the error says, stay so: call it again, or `bootstrap` of that quorum.
+    /// meanwhile, which the error reports, stay so: call it again, or `bootstrap` of that quorum.
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, some nodes may have been set up or [suspended](Self::suspend), and for up to three minutes
+    /// If dropped midway, some nodes may have been set up or [suspended](Self::suspend), and for up to three minutes
     /// another call may be refused by [`ErrorKind::Busy`]; call it again.
     pub async fn bootstrap(&self) -> Result<Vec<NodeSetup>> {
         self.vouch(None).await
@@ -301,7 +301,7 @@ impl Quorum {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, some nodes may have been set up; call it again.
+    /// If dropped midway, some nodes may have been set up; call it again.
     pub async fn force_bootstrap(&self) -> Result<Vec<NodeSetup>> {
         self.0.set_up_all().await.map_err(configuring)
     }
@@ -313,9 +313,9 @@ impl Quorum {
 }
 
 impl QuorumBuilder {
-    /// Sets how long one node may take to answer. Default 200 ms; 1 ms to 5 s, and never more than two fifths of a
-    /// lock's request timeout. It bounds what nodes that hang cost an acquire, and is best a few times what an answer
-    /// takes. A renewal or a release waits longer for a majority that is slow.
+    /// Sets the time that one node may take to answer. Default 200 ms; 1 ms to 5 s, and never more than two fifths of a
+    /// lock's request timeout. It bounds the cost of nodes that hang for an acquire, and is best a few times as long as
+    /// an answer takes. A renewal or a release waits longer for a majority that is slow.
     pub const fn with_node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self
@@ -330,18 +330,18 @@ impl QuorumBuilder {
 
     /// Names the quorum, where processes reach its nodes by different addresses.
     ///
-    /// The marks on nodes that may forget say which members and which longest lease the quorum has, and a client with
+    /// The marks on nodes that may forget have the members and the longest lease of the quorum, and a client with
     /// others is refused by [`ErrorKind::InvalidConfig`]: it would not need a majority of these nodes. The members are
-    /// identified by their addresses, or by this name instead: give another one whenever the members change. Default:
-    /// no name. Nodes that are durable or keep locks by sessions have no marks, and nothing is noticed there.
+    /// identified by their addresses, or by this name instead: set another one whenever the members change. Default: no
+    /// name. Nodes that are durable or keep locks by sessions have no marks, and nothing is noticed there.
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Says that the nodes never forget a lock that they granted, also when they are restarted or fail over: each is an
-    /// ensemble, a database, or a Redis that syncs every write to its disk. They are then not asked for their memory,
-    /// which spares each attempt a second request, and leases may have any length.
+    /// Declares that the nodes never forget a lock that they granted, also when they are restarted or fail over: each
+    /// is an ensemble, a database, or a Redis that syncs every write to its disk. They are then not asked for their
+    /// memory, which spares each attempt a second request, and leases may have any length.
     ///
     /// Backends that are durable by themselves, or keep locks by sessions, are never asked.
     pub const fn with_durable_nodes(mut self) -> Self {
@@ -388,12 +388,13 @@ impl QuorumBuilder {
             })
             .collect();
         let mut capabilities = Capabilities::basic();
-        // So many nodes that no majority is left whose leases run out.
+        // Kept by sessions if that is so of so many nodes that no majority is left whose leases run out.
         let leased = abilities.iter().filter(|can| !can.session_kept).count();
         capabilities.session_kept = leased <= abilities.len() / 2;
         capabilities.durable = abilities.iter().all(|can| durable || can.durable);
         // Readers and writers need a majority each, and every two majorities have a node in common, which lets no
-        // writer beside anybody. Sessions keep a place in a queue: with several, all could wait for each other.
+        // writer in beside another holder. Sessions keep a place in a queue: with several, all could wait for each
+        // other.
         capabilities.shared = abilities.iter().all(|can| can.shared && !can.session_kept);
         capabilities.announces = abilities.iter().any(|can| can.announces);
         capabilities.in_process = abilities.iter().all(|can| can.in_process);
@@ -415,13 +416,14 @@ impl QuorumShared {
         self.members.len() / 2 + 1
     }
 
-    /// How long one node may take: so long that a round, and taking it back, come to an end before the engine gives up.
+    /// Returns the time that one node may take: so short that a round, and taking it back, end before the engine gives
+    /// up.
     fn node_limit(&self, request: &ClaimRequest) -> Duration {
         self.limit_of(request.request_timeout)
     }
 
-    /// How long one node may take to answer the question that is asked here: so long that there is an answer before the
-    /// engine gives up.
+    /// Returns the time that one node may take to answer the question that is asked here: so short that there is an
+    /// answer before the engine gives up.
     fn question_limit(&self) -> Duration {
         question_limit().map_or(self.node_timeout, |limit| self.limit_of(limit))
     }
@@ -430,8 +432,8 @@ impl QuorumShared {
         self.node_timeout.min(request_timeout * 2 / 5)
     }
 
-    /// What is asked of one node. Nobody waits in its queue: with places in several queues, all could wait for each
-    /// other.
+    /// Makes the request to one node. A claim never waits in a node's queue: with places in several queues, all could
+    /// wait for each other.
     fn node_request(&self, request: &ClaimRequest, token: Token) -> ClaimRequest {
         let mut of_node = request.clone();
         of_node.token = token;
@@ -519,7 +521,7 @@ fn configuring(failure: Failure) -> Error {
 
 /// The failure of a node, with its number.
 fn named(member: &Member, failure: &Failure) -> Error {
-    // What kind it is stands in front of the whole.
+    // The kind of the failure stands in front of the whole.
     let (what, kind) = (failure.to_string(), Failure::new(failure.kind(), "").to_string());
     let what = what.strip_prefix(&format!("{kind}: ")).unwrap_or(&what);
     configuring(Failure::new(failure.kind(), member.says(&what)))
@@ -529,7 +531,7 @@ fn no_answer() -> Failure {
     Failure::unavailable(format!("no answer within {ONE_NODE:?}"))
 }
 
-/// The numbers of two nodes that are one, by what they say of themselves.
+/// Returns the numbers of two nodes that are one, by their own lock ids.
 fn same_twice(nodes: &[Node]) -> Option<(usize, usize)> {
     let key = Key::new("k").ok()?;
     let ids: Vec<_> = nodes.iter().map(|node| node.lock_id(&key)).collect();

@@ -1,4 +1,18 @@
-//! What is left on nodes that may forget: since when they remember, and to which quorum they belong.
+//! The marks on nodes that may forget: since when a node remembers, and to which quorum it belongs.
+//!
+//! ```text
+//! marks of a node              votes                                  then
+//! none                         no                                     a client leaves one, in the background
+//! younger than the longest     no; when it is as old as that          nothing
+//! lease
+//! old enough                   yes                                    the other mark is left in its second half
+//! of a clock that was ahead    no                                     replaced by a client where there is no other
+//! of other settings            no; every client is refused            `bootstrap`, or the clients are corrected
+//! suspended                    no; every client is refused            `bootstrap`
+//! ```
+//!
+//! A mark is a lock with a long lease that is never released. It is lost with the node's other locks, so that a node
+//! that has forgotten some has no mark.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -12,32 +26,32 @@ use tokio::time::Instant;
 
 use crate::node::Member;
 
-/// How long a mark of memory lasts on a node. The marks of two names take turns, so that there is always one.
+/// The lease of a mark. The marks of two names take turns, so that there is always one.
 const MARK: Duration = Duration::from_secs(30 * 24 * 3_600);
-/// What may be left of the lease of a mark beyond that, by rounding.
+/// The amount by which the rest of a mark's lease may exceed that, by rounding.
 const ROUNDING: Duration = Duration::from_secs(1);
-/// How often to see to the other mark, when one is old.
+/// The pause before the other mark is left again, when one is old.
 const TENDING: Duration = Duration::from_secs(600);
-/// How long a request about a mark may take.
+/// The bound of a request about a mark.
 pub(crate) const MARKING: Duration = Duration::from_secs(5);
-/// What the label of a mark begins with.
+/// The beginning of the label of a mark.
 const LABEL: &str = "dlock quorum";
-/// What the label of marks begins with that let no client have a vote. What follows is of which quorum the node was.
+/// The beginning of the label of marks that let no client have a vote. The settings of the node's quorum follow.
 const SUSPENDED: &str = "dlock quorum suspended";
 /// The label of an administrator at work.
 const ADMINISTRATOR: &str = "dlock quorum bootstrap";
-/// How long an administrator has a node for itself.
+/// The time for which an administrator has a node for itself.
 pub(crate) const RESERVED: Duration = Duration::from_secs(180);
-/// How often marks are replaced while clients leave theirs.
+/// The number of times that marks are replaced while clients leave theirs.
 const REPLACING: usize = 8;
 
 static MARKS: LazyLock<[Option<Key>; 2]> =
     LazyLock::new(|| ["dlock-quorum-memory-1", "dlock-quorum-memory-2"].map(|name| Key::new(name).ok()));
 
-/// The lock of whoever sets nodes up.
+/// The lock of an administrator that sets nodes up.
 static SETUP: LazyLock<Option<Key>> = LazyLock::new(|| Key::new("dlock-quorum-bootstrap").ok());
 
-/// Whether a key is one that a quorum uses itself, and no lock of anybody.
+/// Is `true` for a key that a quorum uses itself, and that is no user's lock.
 pub(crate) fn is_mark(key: &Key) -> bool {
     MARKS.iter().flatten().chain(SETUP.iter()).any(|mark| mark == key)
 }
@@ -117,12 +131,13 @@ impl fmt::Display for NodeMark {
     }
 }
 
-/// What all clients of a quorum have to agree on, as its marks say it.
+/// Returns the settings that all clients of a quorum have to agree on, as its marks have them.
 pub(crate) fn settings(nodes: &[Node], name: Option<&str>, longest: Duration) -> Arc<str> {
     let mut digest = Sha256::new();
     match (name, Key::new("k")) {
         (None, Ok(key)) => {
             let mut members: Vec<_> = nodes.iter().map(|node| format!("{:?}", node.lock_id(&key))).collect();
+            // Processes may list the nodes in any order.
             members.sort();
             members.iter().for_each(|member| digest.update(format!("{member}\0")));
         }
@@ -132,39 +147,40 @@ pub(crate) fn settings(nodes: &[Node], name: Option<&str>, longest: Duration) ->
     format!("{LABEL} nodes={} longest={}ms members={members}", nodes.len(), longest.as_millis()).into()
 }
 
-/// The settings in the label of a mark: nothing where the node was suspended without having been a quorum's.
+/// Returns the settings in the label of a mark: nothing where the node was suspended without having been a quorum's.
 pub(crate) fn named_settings(label: &str) -> &str {
     label.strip_prefix(SUSPENDED).unwrap_or_else(|| label.trim_start_matches(LABEL)).trim()
 }
 
-/// What is found in the place of a mark.
+/// The finding in the place of a mark.
 enum Found {
     Nothing,
-    /// A mark that was left so long ago.
+    /// A mark that was left this long ago.
     Aged(Duration),
     /// It lasts longer than any mark: the node's clock was ahead when it was left.
     OfTheFuture,
-    /// Of clients with other settings, as the label says, and left so long ago; `None` by a clock that was ahead.
+    /// A mark of clients with other settings, which are those in the label, and its age; `None` by a clock that was
+    /// ahead.
     Foreign(String, Option<Duration>),
 }
 
-/// What the marks of a node say together.
+/// The memory of a node, by all of its marks.
 #[derive(Debug, Default)]
 pub(crate) struct NodeMemory {
     /// The label of the oldest mark; `None` without one.
     label: Option<String>,
-    /// For how long it has certainly forgotten nothing.
+    /// The time for which it has certainly forgotten nothing.
     pub(crate) reach: Duration,
-    /// A mark keeps all clients from its vote.
+    /// Is `true` if a mark keeps all clients from its vote.
     pub(crate) is_suspended: bool,
-    /// A mark lets clients have its vote, now or when it is old enough.
+    /// Is `true` if a mark lets clients have its vote, now or when it is old enough.
     pub(crate) is_open: bool,
-    /// Its marks are of several quorums, or one is of a clock that was ahead.
+    /// Is `true` if its marks are of several quorums, or one is of a clock that was ahead.
     pub(crate) is_mixed: bool,
 }
 
 impl NodeMemory {
-    /// Of which quorum it is, or was until it was suspended.
+    /// Returns the settings of its quorum, or of the quorum that it belonged to until it was suspended.
     pub(crate) fn settings(&self) -> Option<&str> {
         self.label.as_deref().map(named_settings).filter(|settings| !settings.is_empty())
     }
@@ -175,6 +191,7 @@ impl NodeMemory {
         self.is_open |= !is_suspended;
         self.is_mixed |= reach.is_none()
             || self.label.as_deref().is_some_and(|other| named_settings(other) != named_settings(&label));
+        // The oldest mark counts: what it proves is true of the node whatever the others prove.
         if self.label.is_none() || reach > Some(self.reach) {
             (self.label, self.reach) = (Some(label), reach.unwrap_or_default());
         }
@@ -182,13 +199,14 @@ impl NodeMemory {
 }
 
 impl Member {
-    /// Whether it has forgotten nothing for so long that it may vote. Otherwise the failure says what is missing, and a
-    /// mark is left from which its memory is counted.
+    /// Checks that it has forgotten nothing for so long that it may vote. Otherwise the failure has the time that is
+    /// missing, and a mark is left from which its memory is counted.
     ///
-    /// A mark is a lock with a long lease that nobody releases: what is left of the lease tells its age, measured by
+    /// A mark is a lock with a long lease that is never released: its age is what is missing of the lease, measured by
     /// the node's own clock.
     pub(crate) async fn remembers(self: &Arc<Self>, host: &Host) -> Result<(), Failure> {
         let Some(longest) = self.longest else { return Ok(()) };
+        // The mark that counted last is looked at first, so that a node that votes is asked once.
         let first = self.mark.load(Ordering::Relaxed);
         let (mut oldest, mut of_the_future) = (None, false);
         for mark in [first, 1 - first] {
@@ -198,6 +216,7 @@ impl Member {
                 Found::Foreign(theirs, _) => return Err(self.disagreement(&theirs)),
                 Found::Aged(age) if age >= longest => {
                     self.mark.store(mark, Ordering::Relaxed);
+                    // The other mark is left in time, and takes over before this one ends.
                     if age > MARK / 2 {
                         self.tend(1 - mark, host)?;
                     }
@@ -207,6 +226,7 @@ impl Member {
             }
         }
         let missing = match oldest {
+            // A young mark is left as it is: a new one would begin to count anew.
             Some(age) => longest - age,
             None => {
                 self.leave_mark(first, of_the_future, host)?;
@@ -218,7 +238,7 @@ impl Member {
         )))
     }
 
-    /// Whether its marks are of this quorum, as far as is known. Asks again where they were of another.
+    /// Checks that its marks are of this quorum, as far as is known. Asks again if they were of another.
     pub(crate) async fn agrees(&self, limit: Duration) -> Result<(), Failure> {
         if !self.disagrees.load(Ordering::Acquire) {
             return Ok(());
@@ -235,7 +255,7 @@ impl Member {
         Ok(())
     }
 
-    /// Whether its marks were found to be of another quorum.
+    /// Returns `true` if its marks were found to be of another quorum.
     pub(crate) fn is_foreign(&self) -> bool {
         self.disagrees.load(Ordering::Acquire)
     }
@@ -255,7 +275,7 @@ impl Member {
     async fn look(&self, mark: usize) -> Result<Found, Failure> {
         let Some(key) = &MARKS[mark] else { return Ok(Found::Nothing) };
         let Some(holder) = self.node().inspect(key).await? else { return Ok(Found::Nothing) };
-        // Marks of earlier versions say nothing of the settings.
+        // Marks of earlier versions have no settings.
         let foreign =
             |label: &String| label.starts_with(LABEL) && label != LABEL && **label != *self.settings;
         let age =
@@ -273,7 +293,7 @@ impl Member {
         }
     }
 
-    /// Leaves the other mark, now and then.
+    /// Leaves the other mark, if that was not done lately.
     fn tend(self: &Arc<Self>, mark: usize, host: &Host) -> Result<(), Failure> {
         {
             let mut tended = self.tended.lock();
@@ -285,14 +305,15 @@ impl Member {
         self.leave_mark(mark, false, host)
     }
 
-    /// Leaves a mark, in the background; in the place of those there are, if they are to be `replaced`.
+    /// Leaves a mark, in the background; in the place of those that are there, if they are to be `replaced`.
     fn leave_mark(self: &Arc<Self>, mark: usize, replaced: bool, host: &Host) -> Result<(), Failure> {
+        // One at a time: clients that ask at the same moment would all leave one.
         if self.marking.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         let member = Arc::clone(self);
         let marking = async move {
-            // When this fails, the next check finds no mark, or the same, and tries again.
+            // If this fails, the next check finds no mark, or the old one, and tries again.
             if !replaced || member.unmark([0, 1]).await.is_ok() {
                 let _ = member.mark(mark, MARK).await;
             }
@@ -308,7 +329,7 @@ impl Member {
     async fn mark_as(&self, mark: usize, lease: Duration, label: &str) -> Result<(), Failure> {
         let Some(key) = MARKS[mark].clone() else { return Ok(()) };
         let request = ClaimRequest::of_backend(key, lease, MARKING, label)?;
-        // Never released. When it is busy, somebody else has left it.
+        // It is never released. If it is busy, another client has left it.
         let mut claim = self.node().claim(request);
         match within(MARKING, claim.attempt()).await {
             Some(Ok(Attempt::Granted(_) | Attempt::Busy(_))) => Ok(()),
@@ -327,7 +348,7 @@ impl Member {
         Ok(())
     }
 
-    /// What its marks say.
+    /// Returns the mark that counts.
     pub(crate) async fn read_marks(&self) -> Result<NodeMark, Failure> {
         let Some(longest) = self.longest else { return Ok(NodeMark::Durable) };
         let mut best = NodeMark::Missing;
@@ -352,7 +373,7 @@ impl Member {
         Ok(best)
     }
 
-    /// What its marks say together.
+    /// Returns what its marks prove together.
     pub(crate) async fn memory(&self) -> Result<NodeMemory, Failure> {
         if self.longest.is_none() {
             return Ok(NodeMemory { reach: Duration::MAX, ..NodeMemory::default() });
@@ -369,7 +390,7 @@ impl Member {
         Ok(memory)
     }
 
-    /// A claim on the node's lock for administrators, to be attempted; `None` where it has no marks.
+    /// Makes a claim on the node's lock for administrators, to be attempted; `None` where it has no marks.
     pub(crate) fn reservation(&self) -> Result<Option<NodeClaim>, Failure> {
         let key = SETUP.clone().filter(|_| self.may_forget());
         let claim =
@@ -377,8 +398,8 @@ impl Member {
         key.map(claim).transpose()
     }
 
-    /// Lets no client have its vote until somebody vouches for it. Its marks go on telling of which quorum it was, and
-    /// since when it remembers.
+    /// Lets no client have its vote until it is vouched for. Its marks go on naming its quorum, and the time since
+    /// which it remembers.
     pub(crate) async fn suspend(&self) -> Result<(), Failure> {
         if self.longest.is_none() {
             return Err(Failure::invalid_config(
@@ -387,7 +408,8 @@ impl Member {
         }
         let memory = self.memory().await?;
         let label = format!("{SUSPENDED} {}", memory.settings().unwrap_or_default());
-        // No longer than any lease, so that the mark lasts.
+        // Its memory is carried over up to the longest lease that there can be: the more is carried over, the sooner
+        // the mark ends.
         let lease = MARK - memory.reach.min(MAX_LEASE);
         for _ in 0..REPLACING {
             let mut changed = false;
@@ -399,7 +421,7 @@ impl Member {
                     self.mark_as(mark, lease, label.trim_end()).await?;
                 }
             }
-            // Somebody may have left another one in between.
+            // A client may have left another mark between the look and the change.
             if !changed {
                 return Ok(());
             }
@@ -407,8 +429,8 @@ impl Member {
         Err(Failure::unavailable("clients leave their marks at the same moment; call it again"))
     }
 
-    /// Vouches that nobody holds a lock on this node: sees to it that it has a mark that counts as old enough, and none
-    /// of another quorum.
+    /// Vouches that no lock is held on this node: sees to it that it has a mark that counts as old enough, and none of
+    /// another quorum.
     pub(crate) async fn bootstrap(&self) -> Result<NodeSetup, Failure> {
         let Some(longest) = self.longest else { return Ok(NodeSetup::Durable) };
         let (mut votes, mut young, mut wrong) = (false, Vec::new(), Vec::new());
@@ -424,10 +446,12 @@ impl Member {
             return Ok(NodeSetup::Kept);
         }
         let had_none = !votes && young.is_empty() && wrong.is_empty();
+        // The wrong marks go first: with one of them there, clients are refused whatever the other one is.
         self.unmark(wrong).await?;
         if !votes {
             self.unmark(young).await?;
             self.mark(0, MARK.saturating_sub(longest)).await?;
+            // A client may have left a young mark between the two requests, in which case this one was not granted.
             if !matches!(self.look(0).await?, Found::Aged(age) if age >= longest) {
                 return Err(Failure::unavailable(
                     "somebody else left a mark at the same moment; call it again",

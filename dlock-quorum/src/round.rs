@@ -1,4 +1,4 @@
-//! Asking all nodes at once.
+//! The requests of one round, to all nodes at once.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ pub(crate) struct Round<T> {
     pending: Vec<(usize, NodeRequest<T>)>,
     ready: VecDeque<(usize, T)>,
     ends: Instant,
-    /// Those that may wait in this process before they are written, and the end of their patience.
+    /// The requests that may wait in this process before they are written, whose patience is the vote's.
     queued: Vec<(usize, Arc<Vote>)>,
     ends_at_last: Instant,
     host: Host,
@@ -31,7 +31,7 @@ pub(crate) struct Round<T> {
 }
 
 impl<T: Send + 'static> Round<T> {
-    /// A round whose answers are waited for as long as `limit`.
+    /// Starts a round whose answers are waited for as long as `limit`.
     pub(crate) fn new(limit: Duration, host: &Host) -> Self {
         let ends = Instant::now() + limit;
         Self {
@@ -55,27 +55,27 @@ impl<T: Send + 'static> Round<T> {
         self.pending.push((place, Box::pin(request)));
     }
 
-    /// How many have not answered.
+    /// Returns the number of requests whose answers were not taken yet.
     pub(crate) fn open(&self) -> usize {
         self.pending.len() + self.ready.len()
     }
 
-    /// The places that have not answered.
+    /// Returns the places that have not answered.
     pub(crate) fn silent(&self) -> impl Iterator<Item = usize> + '_ {
         self.pending.iter().map(|(place, _)| *place)
     }
 
-    /// How long it may still take.
+    /// Returns the time that it may still take.
     pub(crate) fn left(&self) -> Duration {
         self.ends.saturating_duration_since(Instant::now())
     }
 
-    /// Waits no longer than this.
+    /// Ends the round at this moment, or earlier.
     pub(crate) fn end_by(&mut self, at: Instant) {
         self.ends = self.ends.min(at);
     }
 
-    /// The next answer; `None` when there is none left, or none in time.
+    /// Returns the next answer; `None` when there is none left, or none in time.
     pub(crate) async fn next(&mut self) -> Option<(usize, T)> {
         loop {
             let ends = self.ends;
@@ -86,11 +86,13 @@ impl<T: Send + 'static> Round<T> {
         }
     }
 
-    /// When to give up those that were not written in time, or not long ago; `None` when there are none.
+    /// Returns the time at which to give up the requests that were not written in time, or not long ago; `None` when
+    /// there are none.
     fn later_end(&self) -> Option<Instant> {
         let is_open = |place| self.silent().any(|open| open == place);
         let open = self.queued.iter().filter(|(place, _)| is_open(*place));
         let left = open.filter_map(|(_, vote)| vote.patience()).max()?;
+        // Bounded: a queue that moves slowly must not keep an attempt beyond its time.
         let ends = (Instant::now() + left).min(self.ends_at_last);
         (ends > self.ends).then_some(ends)
     }
@@ -98,6 +100,7 @@ impl<T: Send + 'static> Round<T> {
     async fn poll_all(&mut self) -> Option<(usize, T)> {
         let (pending, ready, runtime) = (&mut self.pending, &mut self.ready, &self.runtime);
         std::future::poll_fn(|context| {
+            // For each poll, since the caller's runtime may be another one at each.
             let _entered = runtime.as_ref().map(Handle::enter);
             // All of them each time, also those behind one that is ready: no request waits for another to be sent.
             let mut at = 0;
@@ -118,21 +121,22 @@ impl<T: Send + 'static> Round<T> {
         .await
     }
 
-    /// The answers that are there already.
+    /// Returns the answers that are there already.
     pub(crate) fn at_hand(&mut self) -> impl Iterator<Item = (usize, T)> + '_ {
         self.ready.drain(..)
     }
 
-    /// Lets what is under way come to its end on the keeper's thread, for as long as the round may take.
+    /// Lets the requests under way come to their end on the keeper's thread, for as long as the round may take.
     pub(crate) fn leave(self) -> Result<(), Failure> {
         let mut rest = self;
         if rest.pending.is_empty() {
             return Ok(());
         }
         let (left, host) = (rest.left(), rest.host.clone());
-        // Nobody waits for them any more.
+        // The round ends in time: a request that waits in this process prolongs it no more.
         rest.queued.clear();
         host.spawn(async move {
+            // Begun anew there: the task may wait for its turn on the keeper's thread.
             rest.ends = Instant::now() + left;
             while rest.next().await.is_some() {}
         })

@@ -1,4 +1,10 @@
-//! What the nodes of a claim say unasked, and what comes of it.
+//! The reports of nodes on the votes of a claim, and the report to its holder that follows from them.
+//!
+//! | votes that are leased or kept by a session | with those that are suspect | report |
+//! |---|---|---|
+//! | a majority | | trusted again, if it was suspected |
+//! | less | a majority | suspected |
+//! | less | less | lost |
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,10 +14,10 @@ use crate::node::Member;
 use dlock_core::Timestamp;
 use dlock_core::backend::{Mutex, Signal};
 
-/// What a vote is worth before a renewal.
+/// The value of a vote before a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VoteStanding {
-    /// To be renewed.
+    /// A lease, to be renewed.
     Leased,
     /// Kept by a session until this time.
     Session(Timestamp),
@@ -25,22 +31,22 @@ pub(crate) enum VoteStanding {
 
 /// A vote, as far as it counts.
 pub(crate) trait CountedVote: Send + Sync {
-    /// Returns what it is worth now, without asking.
+    /// Returns the value of the vote now, without a request.
     fn standing(&self) -> VoteStanding;
 }
 
-/// The votes of one claim, for what nodes say unasked.
+/// The votes of one claim, for the reports that nodes make on them.
 #[derive(Default)]
 pub(crate) struct VoteTally {
     votes: Mutex<Vec<Arc<dyn CountedVote>>>,
     needed: usize,
     signal: OnceLock<(Signal, Timestamp)>,
-    /// What nodes wanted before there was a signal to pass it on by.
+    /// The wishes of nodes that came before there was a signal to pass them on by.
     early: Mutex<Wishes>,
     suspected: AtomicBool,
 }
 
-/// What nodes want of the holder.
+/// The wishes of nodes to the holder.
 #[derive(Debug, Default)]
 pub(crate) struct Wishes {
     pub(crate) renew_by: Option<Timestamp>,
@@ -63,23 +69,25 @@ impl VoteTally {
         Arc::new(Self { needed, ..Self::default() })
     }
 
-    /// These are the votes from now on.
+    /// Replaces the votes.
     pub(crate) fn seat<V: CountedVote + 'static>(&self, votes: &[Arc<V>]) {
         *self.votes.lock() = votes.iter().map(|vote| Arc::clone(vote) as Arc<dyn CountedVote>).collect();
     }
 
-    /// Whom to tell, of a lock that was granted at `sent`.
+    /// Sets the signal by which reports go to the holder of a lock that was granted at `sent`.
     pub(crate) fn report_to(&self, signal: Signal, sent: Timestamp, now: Timestamp) {
         let wishes = {
+            // Set under the lock of the early wishes: each wish is either among these, or is passed on by the signal.
             let mut early = self.early.lock();
             let _ = self.signal.set((signal.clone(), sent));
             std::mem::take(&mut *early)
         };
         wishes.pass_on(&signal, now);
+        // A node may have taken its vote back before there was a signal.
         self.tell("a node took it back at once".into());
     }
 
-    /// Passes on what a node wants, once there is somebody to ask for it.
+    /// Passes on a wish of a node, now or once there is a signal.
     pub(crate) fn ask(&self, wishes: Wishes, now: Timestamp) {
         {
             let mut early = self.early.lock();
@@ -99,6 +107,7 @@ impl VoteTally {
     }
 
     fn tell(&self, cause: Cow<'static, str>) {
+        // Before the grant there is no hold to report to: `report_to` counts once more.
         let Some((signal, sent)) = self.signal.get() else { return };
         let (mut sound, mut shaken) = (0, 0);
         for vote in &*self.votes.lock() {
@@ -109,7 +118,7 @@ impl VoteTally {
             }
         }
         if sound >= self.needed {
-            // It is no longer than it was; only the doubt is over.
+            // The grant lasts no longer than before; only the doubt is over.
             if self.suspected.swap(false, Ordering::AcqRel) {
                 signal.trust(*sent);
             }

@@ -1,4 +1,14 @@
 //! A claim on one node: a vote that is asked for, kept, and released.
+//!
+//! ```text
+//!   fresh ── ask ──▶ in flight ──┬── granted ───────────▶ counted ── lost, gone ──▶ gone
+//!     ▲                          ├── busy, or failed ───▶ fresh
+//!     │                          └── unknown, dropped ──▶ in flight: it may still arrive
+//!     │
+//!     └─ a new vote with a new token ─ done ◀─ withdrawn, or left to its lease ─ closed ◀─ close, in any state
+//! ```
+//!
+//! A closed vote is asked for nothing but its withdrawal, in the background where the node does not answer.
 
 use std::borrow::Cow;
 use std::pin::pin;
@@ -19,15 +29,15 @@ use crate::tally::{CountedVote, VoteStanding, VoteTally, Wishes};
 /// A claim on one node.
 pub(crate) struct Vote {
     pub(crate) member: Arc<Member>,
-    /// Whoever asks something of the node holds this, so that requests follow each other.
+    /// Locked by each request to the node, so that requests follow each other.
     claim: Arc<tokio::sync::Mutex<NodeClaim>>,
     state: Mutex<VoteState>,
     tally: Weak<VoteTally>,
     clock: Clock,
     lease: Duration,
-    /// How long the node has for one request.
+    /// The time that the node has for one request.
     limit: Duration,
-    /// Of its attempts, where the backend tells.
+    /// The clock of its attempts, where the backend has one.
     written: Option<RequestClock>,
     key: Key,
     host: Host,
@@ -36,28 +46,28 @@ pub(crate) struct Vote {
 #[derive(Debug, Default)]
 struct VoteState {
     in_flight: InFlight<()>,
-    /// The node has it for us: for how long, and since which request.
+    /// The grant that the node has for us: for how long, and since which request.
     granted: Option<(Validity, Timestamp)>,
-    /// The node had it for us once.
+    /// Is `true` if the node had it for us once.
     was_granted: bool,
-    /// It has it no more.
+    /// Is `true` if it has it no more.
     gone: bool,
     suspect: bool,
-    /// Nothing is asked for any more.
+    /// Is `true` if it is asked for nothing more, but to be withdrawn.
     closed: bool,
-    /// A withdrawal was sent, and not answered yet.
+    /// Is `true` if a withdrawal was sent, and not answered yet.
     withdrawing: bool,
-    /// One was never answered, so that a later one says nothing about what was there.
+    /// Is `true` if one was never answered, so that a later one proves nothing about what was there.
     doubtful: bool,
-    /// It is being released in the background.
+    /// Is `true` if it is being released in the background.
     queued: bool,
-    /// A withdrawal has removed something.
+    /// Is `true` if a withdrawal has removed something.
     was_removed: bool,
-    /// Nothing is left on the node; whether something was removed.
+    /// The end, once nothing is left on the node: `true` if something was removed.
     done: Option<bool>,
 }
 
-/// What a node said to an attempt.
+/// The answer of a node to an attempt.
 #[derive(Debug)]
 pub(crate) enum VoteAnswer {
     Granted,
@@ -92,6 +102,7 @@ impl Vote {
     /// Asks the node for its vote.
     pub(crate) async fn ask(self: Arc<Self>) -> VoteAnswer {
         let since = Instant::now();
+        // Counted when it is dropped, so that a request that its round gives up counts too.
         let mut asked = Asked { vote: &self, outcome: "unanswered", error: None, since, begun: false };
         let answer = self.ask_uncounted(&mut asked.begun).await;
         (asked.outcome, asked.error) = match &answer {
@@ -107,6 +118,7 @@ impl Vote {
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
         let sent = self.clock.now();
         {
+            // Looked at under the lock, in one step with the note: a vote that is closed meanwhile sees the attempt.
             let mut state = self.state.lock();
             if state.closed {
                 return VoteAnswer::Failed(Failure::unavailable("it is being released"));
@@ -120,7 +132,7 @@ impl Vote {
         let attempt = match self.member.may_forget() {
             false => claim.attempt().await,
             true => match self.attempt_and_check(&mut claim).await {
-                // The vote of a node that may have forgotten another's lock does not count. What it took is released.
+                // The vote of a node that may have forgotten another's lock does not count, and is released.
                 (Ok(Attempt::Granted(_)), Err(failure)) => return VoteAnswer::Failed(failure),
                 (attempt, _) => attempt,
             },
@@ -129,8 +141,9 @@ impl Vote {
             Ok(Attempt::Granted(grant)) => {
                 {
                     let mut state = self.state.lock();
-                    // What is older may arrive by another connection of the node: `was_granted` has it withdrawn.
+                    // An older attempt may arrive by another connection of the node: `was_granted` has it withdrawn.
                     state.in_flight.clear();
+                    // The earlier of the two, as in the engine: a vote must not count for longer here than on the node.
                     let proof = grant.proven_at.map_or(sent, |proof| proof.min(sent));
                     let validity = match (grant.validity, grant.first_lease) {
                         (Validity::Lease(length), Some(first)) => Validity::Lease(length.min(first)),
@@ -139,6 +152,7 @@ impl Vote {
                     state.granted = Some((validity, proof));
                     (state.was_granted, state.gone, state.suspect) = (true, false, false);
                 }
+                // After the state is set, and not under its lock: a report that comes at once finds the grant.
                 claim.granted(Signal::new(self));
                 VoteAnswer::Granted
             }
@@ -159,9 +173,9 @@ impl Vote {
         }
     }
 
-    /// Attempts, and looks whether the node remembers, as of a time after the attempt.
+    /// Attempts, and checks that the node remembers, as of a time after the attempt.
     ///
-    /// Both requests go out together, the look second. When its answer is there first, it may have been carried out
+    /// Both requests go out together, the check second. If its answer is there first, it may have been carried out
     /// first, and is made again.
     async fn attempt_and_check(
         &self,
@@ -172,7 +186,7 @@ impl Vote {
         let mut looked = None;
         let (attempt, looked_after) = std::future::poll_fn(|context| {
             if let Poll::Ready(attempt) = attempt.as_mut().poll(context) {
-                // Now it is the later one.
+                // From here on the check is the later one.
                 let after = match (&looked, look.as_mut()) {
                     (None, look) => match look.poll(context) {
                         Poll::Ready(answer) => Some(Some(answer)),
@@ -199,7 +213,7 @@ impl Vote {
         (attempt, memory)
     }
 
-    /// For how long the node's grant can be relied upon without a word.
+    /// Returns the time for which the node's grant can be relied upon without a confirmation.
     pub(crate) fn length(&self) -> Option<Duration> {
         match self.state.lock().granted? {
             (Validity::Lease(length), _) => Some(length),
@@ -219,7 +233,7 @@ impl Vote {
         let counted = self.state.lock().granted.is_some();
         let renewed = claim.renew().await?;
         if renewed == Renewed::Extended && !counted {
-            // A vote that was never counted may be that of a node that had forgotten another's.
+            // A vote that was never counted may be that of a node that had forgotten another's lock.
             self.member.remembers(&self.host).await?;
         }
         let mut state = self.state.lock();
@@ -238,12 +252,12 @@ impl Vote {
         Arc::clone(&self.claim).lock_owned().await.changed().await
     }
 
-    /// From here on nothing is asked for.
+    /// Closes the vote: from here on nothing is asked for but its withdrawal.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
     }
 
-    /// Releases what is on the node. Closes it first.
+    /// Releases the vote on the node. Closes it first.
     pub(crate) async fn withdraw(self: Arc<Self>) -> Result<(), Failure> {
         self.close();
         let mut claim = Arc::clone(&self.claim).lock_owned().await;
@@ -252,10 +266,12 @@ impl Vote {
             if state.done.is_some() {
                 return Ok(());
             }
+            // Nothing was sent that may have taken effect: no request is needed.
             if state.in_flight.is_empty() && !state.was_granted && claim.is_clean() {
                 state.done = Some(false);
                 return Ok(());
             }
+            // Noted before the request goes out: if this is dropped, the next withdrawal does not know what was there.
             state.doubtful |= std::mem::replace(&mut state.withdrawing, true);
         }
         let answer = claim.withdraw().await;
@@ -276,8 +292,8 @@ impl Vote {
         }
     }
 
-    /// Closes it, to be released in the background. Returns for how long that is to be tried, when its requests may
-    /// take up to `limit`: until the lease has ended it anyway. `None` when it is done already, or under way.
+    /// Closes it, to be released in the background. Returns the time until which that is to be tried, with requests of
+    /// up to `limit`: until the lease has ended it anyway. `None` when it is done already, or under way.
     pub(crate) fn queue(&self, limit: Duration) -> Option<Timestamp> {
         {
             let mut state = self.state.lock();
@@ -293,18 +309,18 @@ impl Vote {
         })
     }
 
-    /// Nobody releases it in the background after all.
+    /// Notes that it is not released in the background after all.
     pub(crate) fn unqueue(&self) {
         self.state.lock().queued = false;
     }
 
-    /// Whether it is being released in the background.
+    /// Is `true` if it is being released in the background.
     pub(crate) fn is_queued(&self) -> bool {
         let state = self.state.lock();
         state.queued && state.done.is_none()
     }
 
-    /// What may still be there is left to its lease, for this reason.
+    /// Leaves the vote, which may still be on the node, to its lease, for this reason.
     pub(crate) fn leave_to_lease(&self, why: &str) {
         {
             let mut state = self.state.lock();
@@ -316,8 +332,8 @@ impl Vote {
         self.host.abandoned(&self.key, &Failure::unavailable(self.member.says(&why)));
     }
 
-    /// For how long to wait for the answer to an attempt whose time is up by the call: a request counts from when it is
-    /// written, and a queue is waited for while the node answers those before it.
+    /// Returns for how long to wait for the answer to an attempt whose time is up by the call: a request counts from
+    /// when it is written, and a queue is waited for while the node answers those before it.
     pub(crate) fn patience(&self) -> Option<Duration> {
         match self.written.as_ref()?.stage() {
             RequestStage::Called => None,
@@ -329,9 +345,10 @@ impl Vote {
         }
     }
 
-    /// Gives up a request that waits to be written, if there is one. It knows that it must not be written any more by
-    /// its clock, so that this vote is not asked for again.
+    /// Gives up a request that waits to be written, if there is one. By its clock the request knows that it must not be
+    /// written any more, so that this vote is not asked for again.
     fn cancel_queued(&self) {
+        // A request that was written, or is being written, cannot be taken back here.
         if !self.written.as_ref().is_some_and(RequestClock::cancel) {
             return;
         }
@@ -351,27 +368,28 @@ impl Vote {
         self.state.lock().closed
     }
 
-    /// Whether nothing is left on the node that was looked after.
+    /// Is `true` if nothing is left to be done on the node: the vote was withdrawn, or left to its lease.
     pub(crate) fn is_done(&self) -> bool {
         self.state.lock().done.is_some()
     }
 
-    /// Whether the node did what it was asked and has nothing of ours, as far as is known.
+    /// Is `true` if the node answered, and has nothing of ours, as far as is known.
     pub(crate) fn is_settled(&self) -> bool {
         let state = self.state.lock();
         state.in_flight.is_empty() && state.granted.is_none() && !state.gone
     }
 
-    /// Whether the node certainly has nothing of ours.
+    /// Is `true` if the node certainly has nothing of ours.
     pub(crate) fn is_clean(&self) -> bool {
         let state = self.state.lock();
         state.done.is_some()
             || (state.in_flight.is_empty()
                 && !state.was_granted
+                // A claim that is locked has a request under way.
                 && self.claim.try_lock().is_ok_and(|claim| claim.is_clean()))
     }
 
-    /// After a withdrawal: whether something was removed, or that cannot be told.
+    /// Returns, after a withdrawal, whether something was removed, or may have been.
     pub(crate) fn may_have_been_removed(&self) -> bool {
         let state = self.state.lock();
         state.was_granted && (state.doubtful || state.done != Some(false))
@@ -389,6 +407,7 @@ impl CountedVote for Vote {
             Some((Validity::Session(Some(length)), proof)) => {
                 VoteStanding::Session(proof + length.saturating_sub(margin(length)))
             }
+            // It is renewed as a vote is: a renewal that finds it proves that it was granted.
             None if state.in_flight.may_arrive() => VoteStanding::Unsettled,
             None => VoteStanding::Missing,
         }
@@ -444,22 +463,23 @@ impl Vote {
     }
 }
 
-/// A vote that was asked for, to be counted when it is over, also when nobody waits for the answer any more.
+/// A vote that was asked for, to be counted when it is over, also when its answer is not waited for any more.
 struct Asked<'a> {
     vote: &'a Vote,
     outcome: &'static str,
     error: Option<ErrorKind>,
     since: Instant,
-    /// Whether the node's claim was asked.
+    /// Is `true` if the node's claim was asked.
     begun: bool,
 }
 
 impl Asked<'_> {
-    /// Whether the node had its time. One that nobody waited for any longer, or that has not left this process while
-    /// the node answered others, says nothing about it.
+    /// Returns whether the node had its time. An attempt that was given up earlier, or that has not left this process
+    /// while the node answered others, proves nothing about it.
     fn is_overdue(&self) -> bool {
         let vote = self.vote;
         let is_late = self.since.elapsed() >= vote.limit && vote.patience().is_none();
+        // After the look at its patience, which the request has only while it is not cancelled.
         if self.begun {
             vote.cancel_queued();
         }

@@ -1,4 +1,4 @@
-//! How many nodes took part, where they were too few.
+//! The number of nodes that took part, where they were too few.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl fmt::Display for QuorumVotes {
     }
 }
 
-/// No majority: what each of the others said.
+/// Makes the failure where there is no majority, with the answer of each of the others.
 pub(crate) fn too_few(members: &[Arc<Member>], took_part: usize, failures: Vec<(usize, Failure)>) -> Failure {
     let said: Vec<_> = failures.iter().map(|(place, failure)| members[*place].says(failure)).collect();
     let votes = QuorumVotes { took_part, needed: members.len() / 2 + 1, nodes: members.len() };

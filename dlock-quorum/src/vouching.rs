@@ -1,4 +1,14 @@
-//! Whether nodes can be vouched for: what is held on them, and what may be held where it cannot be seen.
+//! The check before nodes are vouched for: for locks on them, and for locks that may be held where they cannot be seen.
+//!
+//! ```text
+//! standing ── votes ─────────────────────────────────────────────────────────────────▶ nothing to do
+//!    │
+//!    ├── doubtful ─▶ look ─▶ check ──▶ reserve ─▶ suspend other quorums ─▶ look ─▶ check ─┐
+//!    └── suspended ──────────────────▶ reserve ───────────────────────────────────────────┴─▶ mark ─▶ end
+//! ```
+//!
+//! A check that fails ends it with an error. Reservations end in any case; votes that were taken from another quorum
+//! are not restored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,11 +23,11 @@ use crate::{ONE_NODE, QuorumShared, no_answer};
 use dlock_core::backend::{Attempt, Host, LockId, NodeClaim, within};
 use dlock_core::{Claim, Clock, ErrorKind, Failure, Holder, Key, Timestamp};
 
-/// How much of a reservation has to be left when marks are written.
+/// The time that has to be left of a reservation when marks are written.
 const WRITING: Duration = Duration::from_secs(60);
-/// What is left to an administrator who knows better.
+/// The way that is left to an administrator who knows better.
 const FORCE: &str = "vouch all the same (`Quorum::force_bootstrap`, `--force`)";
-/// How many locks an error names.
+/// The number of locks that an error names.
 const NAMED: usize = 3;
 
 /// A lock that stands on nodes of a quorum.
@@ -39,7 +49,7 @@ pub struct LockOnNodes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuorumInUse {
-    /// In the order of their keys.
+    /// The locks, in the order of their keys.
     pub locks: Vec<LockOnNodes>,
 }
 
@@ -61,20 +71,20 @@ impl fmt::Display for QuorumInUse {
     }
 }
 
-/// What an operator vouches for: nodes of one quorum, perhaps in the place of another.
+/// The nodes that an operator vouches for: those of one quorum, perhaps in the place of another.
 pub(crate) struct Vouching<'a> {
     quorum: &'a QuorumShared,
     before: Option<&'a QuorumShared>,
     nodes: Vec<VouchedNode<'a>>,
 }
 
-/// How the nodes of the quorum stand to it.
+/// The state of the nodes of the quorum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
     /// They vote, or need no mark for it.
     Votes,
     /// They would vote, had they not been suspended. They remember all locks of this quorum, which stay as safe as they
-    /// are, whoever holds them.
+    /// are, whichever process holds them.
     Suspended,
     /// Some are of another quorum or of none, or have forgotten what they granted.
     Doubtful,
@@ -87,9 +97,9 @@ struct VouchedNode<'a> {
     is_before: bool,
 }
 
-/// What a node said.
+/// The answer of a node.
 struct Seen {
-    /// At which place of [`Vouching::nodes`].
+    /// The place of the node in [`Vouching::nodes`].
     place: usize,
     held: Vec<(Key, Holder)>,
     memory: NodeMemory,
@@ -128,7 +138,7 @@ impl<'a> Vouching<'a> {
     ///
     /// Other administrators are kept from the nodes meanwhile. A quorum of other members loses its votes before the
     /// nodes are looked at for the last time: a vote counts only when its mark is found after it was given, so that
-    /// whatever can still be granted there is seen then, and nothing can be granted later.
+    /// every lock that can still be granted there is seen then, and none can be granted later.
     pub(crate) async fn set_up(&self) -> Result<Vec<NodeSetup>, Failure> {
         match self.standing().await? {
             Standing::Votes => {
@@ -139,17 +149,19 @@ impl<'a> Vouching<'a> {
                 return Ok(self.quorum.members.iter().map(kept).collect());
             }
             Standing::Suspended => {}
-            // Without taking anybody's vote away.
+            // A first check, before any vote is taken away.
             Standing::Doubtful => self.check(&self.look().await?, false)?,
         }
         let clock = &self.quorum.clock;
         let mut reserved = Reservation::new(clock);
         let done = async {
             reserved.take(&self.nodes).await?;
+            // Read again: another administrator may have been at work before the reservation.
             if self.standing().await? == Standing::Doubtful {
                 let is_any_suspended = self.suspend_others(&self.look().await?).await?;
                 self.check(&self.look().await?, is_any_suspended)?;
             }
+            // By this process's clock, which may have been stopped meanwhile: the reservation could be over.
             if clock.now() >= reserved.until {
                 let what = "it took so long that another administrator may be at work by now; call it again";
                 return Err(Failure::unavailable(what));
@@ -166,7 +178,7 @@ impl<'a> Vouching<'a> {
         done
     }
 
-    /// What the marks of the quorum's own nodes say.
+    /// Returns the state of the quorum's own nodes, by their marks.
     async fn standing(&self) -> Result<Standing, Failure> {
         let mut standing = Standing::Votes;
         if self.before.is_some() {
@@ -178,6 +190,7 @@ impl<'a> Vouching<'a> {
             let memory =
                 memory.unwrap_or_else(|| Err(no_answer())).map_err(|failure| refused(member, &failure))?;
             let is_ours = memory.settings() == Some(self.quorum.settings()) && !memory.is_mixed;
+            // A node that has forgotten locks must not vote again because it was one of the quorum's.
             if !is_ours || memory.reach < longest {
                 return Ok(Standing::Doubtful);
             }
@@ -188,12 +201,13 @@ impl<'a> Vouching<'a> {
         Ok(standing)
     }
 
-    /// Asks all nodes what is held on them, and then for their marks: these are lost with the locks.
+    /// Asks all nodes for their locks, and then for their marks: these are lost with the locks.
     async fn look(&self) -> Result<Vec<Seen>, Failure> {
         let mut round = Round::new(LISTING, &Host::default());
         for (place, node) in self.nodes.iter().enumerate() {
             let member = Arc::clone(node.member);
             round.ask(place, async move {
+                // The marks second: a node that forgets its locks in between has no mark either, and does not count.
                 let mut held = member.node().holders().await?;
                 held.retain(|(key, _)| !is_mark(key));
                 Ok(Seen { place, held, memory: member.memory().await? })
@@ -206,7 +220,7 @@ impl<'a> Vouching<'a> {
                 Err(failure) if self.nodes[place].is_ours => {
                     return Err(refused(self.nodes[place].member, &failure));
                 }
-                // Whether enough of the others are seen is counted.
+                // `check` counts whether enough of the others are seen.
                 Err(_) => {}
             }
         }
@@ -217,7 +231,7 @@ impl<'a> Vouching<'a> {
         Ok(seen)
     }
 
-    /// Whether nothing is held, as far as the nodes say, and whether they can say it.
+    /// Checks that nothing is held, as far as the nodes know, and that enough of them know.
     fn check(&self, seen: &[Seen], is_any_suspended: bool) -> Result<(), Failure> {
         let locks = self.locks(seen);
         if !locks.is_empty() {
@@ -235,7 +249,7 @@ impl<'a> Vouching<'a> {
         }
         for of in self.quorums(seen) {
             let witnesses = seen.iter().filter(|seen| self.remembers_for(seen, &of)).count();
-            // So few others that each majority has one of those who were seen.
+            // So few others that each majority of them has a node that was seen.
             let needed = of.nodes - of.nodes / 2;
             if witnesses >= needed {
                 continue;
@@ -274,7 +288,7 @@ impl<'a> Vouching<'a> {
         }
     }
 
-    /// What is held on any of the nodes.
+    /// Returns the locks that are held on any of the nodes.
     fn locks(&self, seen: &[Seen]) -> Vec<LockOnNodes> {
         let mut locks = BTreeMap::<&Key, Vec<LockOnNodes>>::new();
         for Seen { place, held, .. } in seen {
@@ -284,6 +298,7 @@ impl<'a> Vouching<'a> {
                 let known = of_key.iter().position(|lock| lock.holder.is_of_same_holder(holder));
                 let at = known.unwrap_or_else(|| {
                     let (key, mut holder) = (key.clone(), holder.clone());
+                    // Fences of single nodes do not identify a hold of the quorum.
                     holder.fence = None;
                     of_key.push(LockOnNodes { key, holder, nodes: Vec::new(), nodes_before: Vec::new() });
                     of_key.len() - 1
@@ -299,8 +314,8 @@ impl<'a> Vouching<'a> {
         locks.into_values().flatten().collect()
     }
 
-    /// All quorums whose clients may hold locks: those that the nodes name, and the one that is to be replaced. The
-    /// quorum itself only where a node has its mark for so long that it voted.
+    /// Returns all quorums whose clients may hold locks: those that the nodes name, and the one that is to be replaced.
+    /// The quorum itself is among them only if a node has had its mark for so long that it voted.
     fn quorums<'s>(&'s self, seen: &'s [Seen]) -> Vec<QuorumSettings<'s>> {
         let ours = self.quorum.settings();
         let voted =
@@ -320,8 +335,8 @@ impl<'a> Vouching<'a> {
         self.before.is_some_and(|before| of.settings == before.settings())
     }
 
-    /// Whether a node has all votes that it gave to clients of that quorum, and is one of its members. A durable one
-    /// goes on giving votes to those of a quorum before.
+    /// Is `true` if a node has all votes that it gave to clients of that quorum, and is one of its members. A durable
+    /// node does not count for a quorum before, whose clients it goes on giving votes to.
     fn remembers_for(&self, seen: &Seen, of: &QuorumSettings<'_>) -> bool {
         let node = &self.nodes[seen.place];
         let is_member = seen.memory.settings() == Some(of.settings)
@@ -330,7 +345,7 @@ impl<'a> Vouching<'a> {
         is_member && seen.memory.reach >= of.longest
     }
 
-    /// Takes the votes away that nodes give to clients of other quorums. Returns whether there were any.
+    /// Takes away the votes that nodes give to clients of other quorums. Returns whether there were any.
     async fn suspend_others(&self, seen: &[Seen]) -> Result<bool, Failure> {
         let mut is_any = false;
         let ours = self.quorum.settings();
@@ -347,7 +362,7 @@ impl<'a> Vouching<'a> {
     }
 }
 
-/// What a mark says of a quorum.
+/// The settings of a quorum, by a mark.
 struct QuorumSettings<'s> {
     settings: &'s str,
     nodes: usize,
@@ -355,7 +370,7 @@ struct QuorumSettings<'s> {
 }
 
 impl<'s> QuorumSettings<'s> {
-    /// Of text that no version wrote, more nodes than there can be.
+    /// Parses the settings. Text that no version wrote counts as more nodes than there can be.
     fn parse(settings: &'s str) -> Self {
         let field =
             |name: &str| settings.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
@@ -366,7 +381,7 @@ impl<'s> QuorumSettings<'s> {
 }
 
 impl QuorumShared {
-    /// What its marks say of it.
+    /// Returns the settings of this quorum, as its marks have them.
     pub(crate) fn settings(&self) -> &str {
         self.members.first().map_or("", |member| named_settings(&member.settings))
     }
@@ -383,10 +398,10 @@ impl QuorumShared {
     }
 }
 
-/// Nodes that one administrator has for itself.
+/// The nodes that one administrator has for itself.
 struct Reservation {
     claims: Vec<NodeClaim>,
-    /// When marks may not be written any more.
+    /// The time from which on marks may not be written any more.
     until: Timestamp,
 }
 
@@ -395,14 +410,16 @@ impl Reservation {
         Self { claims: Vec::new(), until: clock.now() + (RESERVED - WRITING) }
     }
 
-    /// Takes all nodes that have marks, in an order that is the same for all administrators. Those of the quorum of
-    /// before only that do not answer are left out.
+    /// Takes all nodes that have marks, in one order for all administrators. Nodes of the quorum before that do not
+    /// answer are left out.
     async fn take(&mut self, nodes: &[VouchedNode<'_>]) -> Result<(), Failure> {
         let key = Key::new("k")?;
         let mut nodes: Vec<_> = nodes.iter().collect();
+        // In one order: of two administrators at the same moment, one gets all nodes.
         nodes.sort_by_key(|node| node.member.node().lock_id(&key));
         for VouchedNode { member, is_ours, .. } in nodes {
             let Some(claim) = member.reservation()? else { continue };
+            // Kept before it is attempted: a grant whose answer is lost is withdrawn too.
             self.claims.push(claim);
             let Some(claim) = self.claims.last_mut() else { continue };
             let answer = within(MARKING, claim.attempt()).await;
@@ -422,7 +439,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Leaves the nodes to others. What is not confirmed ends with its lease.
+    /// Leaves the nodes to others. A withdrawal that is not confirmed ends with its lease.
     async fn end(self) {
         let withdraw = async |mut claim: NodeClaim| {
             let _ = within(MARKING, claim.withdraw()).await;
@@ -431,7 +448,7 @@ impl Reservation {
     }
 }
 
-/// Why a node that has to answer did not.
+/// Returns the failure of a node that has to answer and did not.
 fn refused(member: &Member, failure: &Failure) -> Failure {
     let what = "whether a lock is held on it cannot be seen, and nothing was set up; bring it back, or";
     Failure::new(failure.kind(), format!("{}; {what} {FORCE}", member.says(failure)))

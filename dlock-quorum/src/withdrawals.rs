@@ -1,4 +1,4 @@
-//! What is still to be released on one node.
+//! The votes that are still to be released on one node.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use futures_util::future::join_all;
 
 use crate::vote::Vote;
 
-/// How many votes are kept for a node that does not answer. Those that were left first are then left to their leases,
-/// where they have any.
+/// The largest number of votes that are kept for a node that does not answer. The oldest ones are then left to their
+/// leases, where they have any.
 const MOST: usize = 1_024;
 
-/// How many requests a node that answers gets at a time; one that does not gets one.
+/// The number of requests that a node that answers gets at a time; a node that does not gets one.
 const AT_ONCE: usize = 16;
 
 /// The votes that one node has not released yet. Whatever their number, a node that does not answer costs one request
@@ -28,10 +28,10 @@ struct WithdrawalQueue {
     is_served: bool,
 }
 
-/// A vote that was left.
+/// A vote that was left to be released.
 struct Left {
     vote: Arc<Vote>,
-    /// When its lease has ended it anyway.
+    /// The time at which its lease has ended it anyway.
     until: Timestamp,
     limit: Duration,
 }
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Left {
 }
 
 impl Withdrawals {
-    /// Releases what is on the node in the background, with requests of up to `limit`, until nothing is left or the
+    /// Releases the vote on the node in the background, with requests of up to `limit`, until nothing is left or the
     /// lease ended it. Closes the vote first.
     pub(crate) fn clean_up(
         self: &Arc<Self>,
@@ -54,8 +54,11 @@ impl Withdrawals {
         let Some(until) = vote.queue(limit) else { return Ok(()) };
         let (is_served, too_many) = {
             let mut queue = self.0.lock();
+            // Queued and marked as served in one step: the task that serves the queue ends only under this lock, with
+            // an empty one.
             queue.left.push_back(Left { vote: Arc::clone(vote), until, limit });
             let is_served = std::mem::replace(&mut queue.is_served, true);
+            // A session's vote never ends by itself, and is kept whatever the number.
             let too_many = queue.left.len() > MOST && until != Timestamp::NEVER;
             (is_served, if too_many { queue.left.pop_front() } else { None })
         };
@@ -75,7 +78,7 @@ impl Withdrawals {
         })
     }
 
-    /// Up to `most` of those that were left first; `None` when there are none, and nobody serves them from then on.
+    /// Takes up to `most` of the oldest; `None` when there are none, after which the queue is not served any more.
     fn next(&self, most: usize) -> Option<Vec<Left>> {
         let mut queue = self.0.lock();
         let some = most.min(queue.left.len());
@@ -91,6 +94,7 @@ impl Withdrawals {
             let asked = some.len();
             let again: Vec<_> = join_all(some.into_iter().map(Left::give_back)).await;
             let again: VecDeque<_> = again.into_iter().flatten().collect();
+            // At least one was settled: the node gets many requests at a time again.
             if again.len() < asked {
                 (most, backoff) = (AT_ONCE, pauses());
             } else {
@@ -112,7 +116,7 @@ impl Left {
             self.vote.leave_to_lease("it did not confirm the release before the lease had ended");
             return None;
         }
-        // What it says is noted by the vote.
+        // The vote notes the answer.
         let _ = within(self.limit, Arc::clone(&self.vote).withdraw()).await;
         (!self.vote.is_done()).then_some(self)
     }

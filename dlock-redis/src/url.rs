@@ -140,7 +140,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         tracking: None,
     };
     target.read_query(query)?;
-    let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
+    let has = |name: &str| UrlParts::parameters(query).any(|(other, _)| other == name);
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let db = match (&kind, parts.as_slice()) {
         (Kind::Cluster, [_, ..]) => return Err(invalid(NO_DATABASES.into())),
@@ -205,8 +205,7 @@ impl Target {
     }
 
     fn read_query(&mut self, query: &str) -> Result<(), Failure> {
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in UrlParts::parameters(query) {
             let value = decode(value)?;
             match name {
                 "db" => self.set_db(&value)?,

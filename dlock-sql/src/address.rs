@@ -12,21 +12,17 @@ const ELSEWHERE: &str = "localhost";
 pub(crate) fn for_driver(url: &str, has_parameter: bool) -> Result<(String, Option<String>), Failure> {
     let UrlParts { scheme, authority, path, query, .. } = UrlParts::of(url)?;
     let (user, place) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
-    let is_several = |part: &str| {
-        part.split_once('=').is_some_and(|(name, value)| {
-            ["host", "hostaddr"].contains(&name) && !value.starts_with(['/', '%']) && value.contains(',')
-        })
+    let is_several = |(name, value): (&str, &str)| {
+        ["host", "hostaddr"].contains(&name) && !value.starts_with(['/', '%']) && value.contains(',')
     };
-    if place.contains(',') || query.split('&').any(is_several) {
+    if place.contains(',') || UrlParts::parameters(query).any(is_several) {
         return Err(Failure::invalid_config(
             "the URL names several hosts; name one host, which always leads to the primary (a name in DNS, or a proxy)",
         ));
     }
     let is_elsewhere = || {
-        let is_host = |part: &str| {
-            part.split_once('=').is_some_and(|(name, _)| ["host", "hostaddr", "socket"].contains(&name))
-        };
-        !user.is_empty() && query.split('&').any(is_host)
+        let is_host = |(name, _): (&str, &str)| ["host", "hostaddr", "socket"].contains(&name);
+        !user.is_empty() && UrlParts::parameters(query).any(is_host)
     };
     let (host, port) = if place.starts_with('[') {
         let read = UrlParts::host(place).ok_or_else(|| {

@@ -103,9 +103,8 @@ pub(crate) fn split(url: &str, known: &[&str], form: &str) -> Result<(Settings, 
     let place = url.split_once('?').map_or(url, |(place, _)| place);
     let mut settings = Settings::default();
     let mut rest = Vec::new();
-    for part in query.split('&').filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        let value = percent_decode_str(value)
+    for (name, written) in UrlParts::parameters(query) {
+        let value = percent_decode_str(written)
             .decode_utf8()
             .map_err(|_| wrong("a parameter of the URL is not UTF-8"))?;
         let ours = name != "statements" || known.contains(&name);
@@ -119,7 +118,7 @@ pub(crate) fn split(url: &str, known: &[&str], form: &str) -> Result<(Settings, 
                 known.join(", ")
             )));
         }
-        rest.push(part);
+        rest.push(format!("{name}={written}"));
     }
     let driver = if rest.is_empty() { place.to_owned() } else { format!("{place}?{}", rest.join("&")) };
     Ok((settings, driver))

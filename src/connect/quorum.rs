@@ -78,8 +78,7 @@ pub(super) async fn quorum_of(text: &str) -> Result<Quorum> {
     }
     UrlParts::check_query(query).map_err(|failure| Error::new(Operation::Configure, failure))?;
     let (mut builder, mut is_lazy) = (Quorum::builder(nodes), false);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    for (name, value) in UrlParts::parameters(query) {
         let time = || {
             UrlParts::time(value).ok_or_else(|| {
                 invalid(format!("a length of time is no whole number with ms, s, m or h; {form}"))

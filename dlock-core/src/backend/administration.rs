@@ -35,7 +35,7 @@ pub trait Administration: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure means that it did not.
     fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>>;
 
     /// Lists the waiters for `key`, the next one first, without the holder; `None`, the default, for every key if the
@@ -56,7 +56,7 @@ pub trait Administration: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure means that it did not.
     fn resize(&self, key: Key, permits: u32) -> BoxedFuture<'_, Result<Option<u32>, Failure>> {
         let _ = (key, permits);
         refused("change the number of permits")

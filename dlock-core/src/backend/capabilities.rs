@@ -16,7 +16,7 @@ pub struct Capabilities {
     /// process ask at a time, in their order.
     pub fair: bool,
     /// The backend keeps the waiters of a lock in a queue where the [request](crate::backend::ClaimRequest::fair) asks
-    /// for it, as [`fair`](Self::fair) says.
+    /// for it, as for [`fair`](Self::fair).
     pub fair_on_request: bool,
     /// [`Claim::changed`](crate::Claim::changed) is notified of releases by other processes.
     pub notified: bool,

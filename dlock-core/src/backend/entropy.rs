@@ -115,7 +115,7 @@ impl Entropy {
     ///
     /// # Panics
     ///
-    /// When `limit` is zero.
+    /// Panics if `limit` is zero.
     #[must_use]
     pub fn below(&self, limit: usize) -> usize {
         self.next().usize(..limit)

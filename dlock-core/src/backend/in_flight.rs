@@ -14,7 +14,7 @@
 //! | [`begin`](InFlight::begin): an attempt is about to go out | one more | | |
 //! | the attempt's future is dropped, or ends with an unknown outcome | | | |
 //! | [`took_nothing`](InFlight::took_nothing): it was not sent, or was refused | one less | | |
-//! | [`answered`](InFlight::answered): its answer was read | none: answers come in order | | read: the answer says what they left |
+//! | [`answered`](InFlight::answered): its answer was read | none: answers come in order | | read: the answer shows what they left |
 //! | [`over_if`](InFlight::over_if): an end without an answer was noticed | over and unread | over and unread | |
 //! | [`settle_if`](InFlight::settle_if): they were not sent, or their lease has passed since | none | none | |
 //! | [`withdrawn`](InFlight::withdrawn): a withdrawal by another way was answered | | | none |
@@ -184,7 +184,7 @@ mod tests {
         in_flight
     }
 
-    /// Checks what an account says: by which ways attempts are in flight, and whether others are unread.
+    /// Checks an account: the ways by which attempts are in flight, and whether others are unread.
     #[track_caller]
     fn says(in_flight: &InFlight<char>, ways: &str, unread: bool) {
         assert_eq!(in_flight.ways().collect::<String>(), ways);

@@ -153,7 +153,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Failure::unknown`] when the request may have taken effect, on any of them; every other failure says that it
+    /// [`Failure::unknown`] when the request may have taken effect, on any of them; every other failure means that it
     /// did not.
     ///
     /// # Cancel safety
@@ -271,7 +271,7 @@ pub trait Claim: Send + 'static {
     ///
     /// # Errors
     ///
-    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not.
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure means that it did not.
     ///
     /// # Cancel safety
     ///
@@ -318,7 +318,7 @@ pub trait Claim: Send + 'static {
     /// exclusively in between, and no waiter is passed by. If the lock has a lease, that runs for its full length
     /// again, as by a renewal. Waiters are notified as after a release.
     ///
-    /// What the server has to see to:
+    /// The server has to see to this:
     ///
     /// * **The token** stays, and so does the fence: other readers get a higher one, which is also higher than those
     ///   that were reserved with the lock, and later writers a higher one than these. The line about the holder stays
@@ -337,7 +337,7 @@ pub trait Claim: Send + 'static {
     ///
     /// # Errors
     ///
-    /// [`Failure::unknown`] when the request may have taken effect; every other failure says that it did not. The
+    /// [`Failure::unknown`] when the request may have taken effect; every other failure means that it did not. The
     /// default cannot.
     ///
     /// # Cancel safety

@@ -153,7 +153,7 @@ impl Node {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, the lock may have been taken away.
+    /// If dropped midway, the lock may have been taken away.
     pub async fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> Result<Forced, Failure> {
         self.backend().force_release(key, seen).await
     }
@@ -188,7 +188,7 @@ impl Node {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, connections may stay open until the backend is dropped.
+    /// If dropped midway, connections may stay open until the backend is dropped.
     pub async fn close(&self) {
         if let NodeBackend::Own(backend) = &self.0 {
             backend.close().await;

@@ -84,9 +84,7 @@ impl<'a> UrlParts<'a> {
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) when a parameter does.
     pub fn check_query(query: &str) -> Result<(), Failure> {
-        let pairs = query.split('&').filter(|part| !part.is_empty());
-        let mut names: Vec<&str> =
-            pairs.map(|part| part.split_once('=').map_or(part, |(name, _)| name)).collect();
+        let mut names: Vec<&str> = Self::parameters(query).map(|(name, _)| name).collect();
         names.sort_unstable();
         match names.is_sorted_by(|one, next| one < next) {
             true => Ok(()),
@@ -94,6 +92,20 @@ impl<'a> UrlParts<'a> {
                 Err(Failure::invalid_config("a parameter stands twice in the URL; leave one of them out"))
             }
         }
+    }
+
+    /// Returns the parameters of a query, each a name and a value as they are written. A value is empty where no `=`
+    /// follows the name.
+    ///
+    /// ```
+    /// use dlock_core::backend::UrlParts;
+    ///
+    /// let all: Vec<_> = UrlParts::parameters("prefix=a%2Fb&&lazy").collect();
+    /// assert_eq!(all, [("prefix", "a%2Fb"), ("lazy", "")]);
+    /// ```
+    pub fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
+        let written = query.split('&').filter(|part| !part.is_empty());
+        written.map(|part| part.split_once('=').unwrap_or((part, "")))
     }
 
     /// Reads `host`, `host:port`, `[v6]` or `[v6]:port`, as it stands in an authority: the host without brackets, and

@@ -1,4 +1,4 @@
-//! Taking locks: attempts, waiting, and what to do when an outcome is unknown.
+//! Taking locks: attempts, waiting, and the way on from an unknown outcome.
 //!
 //! ```text
 //!              ┌──────── its turn, a change, or the end of a pause ─────────┐
@@ -15,16 +15,16 @@
 //!                                                   └── handed over ──▶ held
 //! ```
 //!
-//! Each state ends when the time is up or the locks are shut down. Dropping an acquire, in whatever state, leaves its
-//! place in line to the next waiter, and what it may have taken to the keeper.
+//! Each state ends when the time is up or the locks are shut down. An acquire that is dropped, in whatever state,
+//! leaves its place in the queue to the next waiter, and the claims that may have taken something to the keeper.
 //!
 //! [`decide`] decides what follows an answer, and [`unsettled`] keeps what may be on the servers; neither has I/O or a
 //! clock. [`Acquire`] asks, and carries out what was decided.
 //!
-//! One lock and many are taken in the same way; only the request differs. While one of many is busy, none is held: they
-//! wait for that one, in line with its other waiters, and then all are tried for again. Under much contention the
-//! next try can meet another one that is busy, and so on; after some tries in vain they are therefore taken one after
-//! the other, where every place in line that was reached is kept.
+//! One lock and many are taken in the same way; only the request differs. While one of many is busy, none is held: the
+//! acquire waits for that lock, in the queue with its other waiters, and then tries for all again. Under much
+//! contention the next try can meet another lock that is busy, and so on; after some tries in vain they are therefore
+//! taken one after the other, where every place in a queue that was reached is kept.
 
 mod attempt;
 mod begin;
@@ -59,7 +59,7 @@ use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::telemetry::AcquireSpan;
 
-/// What is wanted, or the guards of it; one lock needs no memory for the list.
+/// The locks that are wanted, or the guards of them; one lock needs no memory for the list.
 pub(super) type Specs = SmallVec<[Spec; 1]>;
 pub(crate) type Shares = SmallVec<[Share; 1]>;
 
@@ -119,6 +119,8 @@ impl<'a> Acquire<'a> {
                 Ok(None)
             }
             Err(failure) => {
+                // The error has what is known at its end: how long it waited, who has the lock, and for how long it may
+                // be blocked.
                 let waited = self.limits.started.elapsed();
                 let mut error =
                     self.specs[self.contention.place].error(Operation::Acquire, self.last_word(failure));
@@ -146,15 +148,18 @@ impl<'a> Acquire<'a> {
     /// Asks, and does what follows, until the locks are held or not to be had; `None` when they have to be taken one
     /// after the other.
     async fn attempt_until_done(&mut self) -> Result<Option<Shares>, Failure> {
+        // An acquire that begins anew must not take its own earlier claim for another holder's.
         self.until_withdrawn().await?;
         let mut line = match self.taken_here() {
             Some(place) => Some(self.wait_behind_others(place).await?),
             None => None,
         };
-        // Why the last attempt took nothing, where that was not another holder.
+        // The reason why the last attempt took nothing, where that was not another holder.
         let mut failed: Option<Failure> = None;
         loop {
+            // In each round: a shutdown or a drain may have come during a wait.
             scope::may_acquire(self.engine)?;
+            // Before the time is looked at: a lock that was handed over is taken also by a waiter whose time is up.
             if let Some(share) = self.handed_over(line.as_ref())? {
                 if let Some((_, ticket)) = line {
                     ticket.win(self.next_poll(None));
@@ -162,10 +167,11 @@ impl<'a> Acquire<'a> {
                 return Ok(Some(smallvec![share]));
             }
             self.is_in_time(&mut failed).await?;
+            // Read before the request goes out, so that `join` sees a release that is not in the answer.
             let releases = self.prepare(line.as_ref());
-            // The claim of before may be withdrawn between the answer and a look after it.
+            // An earlier claim may be withdrawn between the answer and a look after it.
             let may_be_own = self.may_be_its_own();
-            let answer = self.attempt().await;
+            let answer = self.attempt().await?;
             let outcome = self.outcome_of(answer, failed.take(), may_be_own)?;
             match self.after(outcome, line.as_ref()) {
                 Next::Held(shares) => {
@@ -199,7 +205,7 @@ impl<'a> Acquire<'a> {
         Ok(())
     }
 
-    /// From here on the acquire waits for the lock at this place.
+    /// Has the acquire wait for the lock at this place from here on.
     fn turn_to(&mut self, place: usize) {
         self.contention.place = place;
         self.span.turn_to(&self.specs[place].key);
@@ -221,7 +227,7 @@ fn terms(specs: &[Spec]) -> Terms {
         lines: waits && !in_order && !takes_over,
         takes_over,
         many: specs.len() > 1,
-        // The least of those that have a bound.
+        // The least of the bounds that are set.
         rechecks: specs.iter().filter_map(|spec| spec.options.rechecks).min(),
     }
 }

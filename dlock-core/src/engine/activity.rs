@@ -1,4 +1,4 @@
-//! What is under way, so that a shutdown can wait for it.
+//! The work under way, so that a shutdown can wait for it.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) struct Activity {
     steps: AtomicUsize,
     background: AtomicUsize,
-    /// Whether somebody waits for the end, so that all others need not tell.
+    /// Is `true` once a shutdown or a test waits for the end, so that until then an end costs no notification.
     watched: AtomicBool,
     changed: Notify,
 }
@@ -24,7 +24,7 @@ impl Activity {
         ActivityToken { activity: Arc::clone(self), in_background: false }
     }
 
-    /// Returns how many go on in the background.
+    /// Returns the number of clean-ups that go on in the background.
     pub(super) fn in_background(&self) -> usize {
         self.background.load(Ordering::SeqCst)
     }
@@ -33,10 +33,11 @@ impl Activity {
     /// [`changed`](Self::changed) was called.
     pub(crate) async fn settled(&self, idle: impl Fn() -> bool) {
         loop {
+            // Listens and sets the flag before it looks: work that ends after the look notifies.
             let changed = self.changed.notified();
             self.watched.store(true, Ordering::SeqCst);
-            // In the order in which a lock goes from the one to the other; an acquire that ended meanwhile may have
-            // listed one.
+            // In the order in which a lock goes from the registry to a step and to the background. The second look is
+            // for an acquire that ended meanwhile, and may have listed a hold.
             if idle()
                 && self.steps.load(Ordering::SeqCst) == 0
                 && self.background.load(Ordering::SeqCst) == 0
@@ -60,7 +61,7 @@ impl Activity {
         }
     }
 
-    /// Has those who wait look again.
+    /// Has the waiters look again.
     pub(super) fn changed(&self) {
         if self.watched.load(Ordering::SeqCst) {
             wake_all(&self.changed);
@@ -68,7 +69,7 @@ impl Activity {
     }
 }
 
-/// One thing under way; it is over when this is dropped, however that comes about.
+/// One piece of work under way, which is over when this is dropped, however that comes about.
 #[derive(Debug)]
 #[must_use = "what it stands for is over when it is dropped"]
 pub(crate) struct ActivityToken {
@@ -77,9 +78,10 @@ pub(crate) struct ActivityToken {
 }
 
 impl ActivityToken {
-    /// Goes on in the background.
+    /// Counts the work as in the background from here on.
     pub(super) fn into_background(mut self) -> Self {
         if !std::mem::replace(&mut self.in_background, true) {
+            // Counted there before it is taken off here: a shutdown that looks in between finds it.
             self.activity.background.fetch_add(1, Ordering::SeqCst);
             self.activity.steps.fetch_sub(1, Ordering::SeqCst);
         }
@@ -90,6 +92,7 @@ impl ActivityToken {
 impl Drop for ActivityToken {
     fn drop(&mut self) {
         let counter = if self.in_background { &self.activity.background } else { &self.activity.steps };
+        // Taken off before the notification, after which a waiter looks.
         counter.fetch_sub(1, Ordering::SeqCst);
         self.activity.changed();
     }

@@ -1,10 +1,10 @@
-//! Acquires that the keeper takes back when nobody polls them.
+//! Acquires that the keeper takes back when they are not polled.
 //!
-//! An acquire may have the lock, be the first in line for it, or keep a place in the queue of a server, while nobody
-//! polls its future: a `select!` loop is busy in another branch, or the runtime is blocked. Everybody else would wait
-//! for that future, while the lock is free. So an acquire that was woken, and that nobody polls for 100 ms, is dropped
-//! by the keeper as its caller might drop it: its place goes to the next in line, and what it took is withdrawn. When
-//! it is polled again it begins anew, within the wait that began with its first poll.
+//! An acquire may have the lock, be the first in its queue, or keep a place in the queue of a server, while its future
+//! is not polled: a `select!` loop is busy in another branch, or the runtime is blocked. All others would wait for that
+//! future, while the lock is free. So an acquire that was woken, and is not polled for 100 ms, is dropped by the keeper
+//! as its caller might drop it: its place goes to the next waiter, and what it took is withdrawn. When it is polled
+//! again it begins anew, within the wait that began with its first poll.
 //!
 //! ```text
 //!                ┌──────────── poll ─────────────┐
@@ -14,13 +14,13 @@
 //!     done ◀─────┘ └───────────────────── poll ─────────────────────┘
 //! ```
 //!
-//! What should wake an acquire may be gone with its caller: the timers of a runtime that nobody drives do not fire. And
-//! in a line of which nobody is polled each one is woken only when the one before was taken back. So whoever is not
-//! polled for 2 s is woken by the keeper, which finds out all of them at once.
+//! The waker of an acquire may be gone with its caller: the timers of a runtime that is not driven do not fire. And in
+//! a queue of which no waiter is polled, each is woken only when the one before was taken back. So an acquire that is
+//! not polled for 2 s is woken by the keeper, which finds out all of them at once.
 //!
 //! An acquire that never pends costs nothing of this. Each time that an acquire is taken back it gets twice the time,
-//! so that a caller who polls rarely gets its lock all the same. And while acquires are polled late, as on an
-//! overloaded runtime, all have twice the time that these took: it is not kept busy with beginning anew.
+//! so that a caller that polls rarely gets its lock all the same. And while acquires are polled late, as on an
+//! overloaded runtime, all have twice the time that these took: the runtime is not kept busy with beginning anew.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -39,28 +39,29 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::telemetry::Telemetry;
 
-/// How often the keeper looks for acquires that were woken and not polled.
+/// The pause between two looks of the keeper for acquires that were woken and not polled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How many looks find an acquire woken before the first one takes it back: it had 100 ms at the least.
+/// The number of looks that find an acquire woken before the first one takes it back: it had 100 ms at the least.
 const LOOKS: u32 = 2;
 
-/// How many looks all acquires have at the most because some were polled late: 2 s.
+/// The largest number of looks that all acquires have because some were polled late: 2 s.
 const MOST_LOOKS: u32 = 40;
 
-/// How many looks for each of these find an acquire waiting, and not polled, before the keeper wakes it: 2 s at first.
+/// The number of looks, for each of the looks of an acquire's patience, that find it waiting and not polled before the
+/// keeper wakes it: 2 s at first.
 const QUIET: u32 = 20;
 
-/// How many looks that find no acquire end the looking, so that acquires that follow each other need not wake the
-/// keeper.
+/// The number of looks in a row without any acquire that end the looking, so that acquires which follow each other need
+/// not wake the keeper.
 const REST: u32 = 20;
 
 /// An acquire that has begun.
 pub(crate) type Begun<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
-/// An acquire, which the keeper takes back when nobody polls it.
+/// An acquire, which the keeper takes back when it is not polled.
 pub(crate) enum Attended<T: 'static> {
-    /// It did not pend yet.
+    /// It has not pended yet.
     Begun(Begun<T>),
     Listed(Box<Listed<T>>),
     Done,
@@ -78,6 +79,7 @@ impl<T: 'static> Attended<T> {
         let pends = &attendance.pends;
         let is_first = matches!(self, Self::Begun(_));
         if let Self::Begun(begun) = self {
+            // Without a poll where acquires tend to pend: the poll below would only be repeated to hand over the waker.
             let polled =
                 if pends.load(Ordering::Relaxed) { Poll::Pending } else { begun.as_mut().poll(context) };
             if let Poll::Ready(taken) = polled {
@@ -89,7 +91,7 @@ impl<T: 'static> Attended<T> {
                 *self = Self::Listed(Box::new(Listed::new(attendance, begun)));
             }
         }
-        // Where it was polled above, once more: it has to know the waker that notes when it is woken.
+        // Also after the poll above: the acquire has to know the waker that notes when it is woken.
         let Self::Listed(listed) = self else { unreachable!("an acquire is not polled after its end") };
         let taken = ready!(listed.poll(context, begin));
         if is_first {
@@ -105,15 +107,15 @@ pub(crate) struct Listed<T: 'static> {
     attendance: Arc<Attendance>,
     place: usize,
     slot: Arc<Slot<T>>,
-    /// Of the slot.
+    /// The waker of the slot, which the acquire is polled with.
     waker: Waker,
     since: Instant,
 }
 
-/// Where an acquire is while nobody polls it.
+/// The place of an acquire while it is not polled.
 struct Slot<T> {
     woken: AtomicBool,
-    /// How many looks are left until the keeper wakes it.
+    /// The number of looks left until the keeper wakes it.
     quiet: AtomicU32,
     inner: Mutex<Inner<T>>,
 }
@@ -121,13 +123,13 @@ struct Slot<T> {
 struct Inner<T> {
     /// `None` while it is polled, and once it was taken back.
     acquire: Option<Begun<T>>,
-    /// Of the caller, since the last poll and until it is woken.
+    /// The caller's, since the last poll and until it is woken.
     waker: Option<Waker>,
-    /// How many looks found it woken since the last poll, also after it was taken back.
+    /// The number of looks that found it woken since the last poll, also after it was taken back.
     looks: u32,
-    /// How many of them it may have.
+    /// The number of them that it may have.
     patience: u32,
-    /// The keeper is dropping it. It begins anew after that, so that it does not meet itself.
+    /// Is `true` while the keeper drops it. It begins anew after that, so that it does not meet itself.
     leaves: bool,
 }
 
@@ -158,6 +160,7 @@ impl<T: 'static> Listed<T> {
             (inner.waker.replace(waker), inner.acquire.take(), inner.leaves)
         };
         drop_guarded(before);
+        // The caller's waker is stored above, and the keeper wakes it when the drop is done.
         if leaves {
             return Poll::Pending;
         }
@@ -165,8 +168,10 @@ impl<T: 'static> Listed<T> {
             Some(acquire) => acquire,
             None => begin(self.since)?,
         };
+        // Not under the lock: the acquire may wake itself during the poll, which locks the slot.
         let taken = acquire.as_mut().poll(&mut Context::from_waker(&self.waker));
         if taken.is_pending() {
+            // A wake-up during the poll has set `woken` and woken the caller, so that it is not lost by this.
             self.slot.inner.lock().acquire = Some(acquire);
         }
         taken
@@ -180,7 +185,7 @@ impl<T: 'static> Drop for Listed<T> {
             let mut inner = self.slot.inner.lock();
             (inner.acquire.take(), inner.waker.take())
         };
-        // What the acquire waits for may keep the waker, and with it the slot.
+        // The sources that the acquire waits for may keep the waker, and with it the slot.
         drop((slot, acquire));
         drop_guarded(waker);
     }
@@ -190,6 +195,7 @@ impl<T> Slot<T> {
     fn wake_caller(&self) {
         let waker = {
             let mut inner = self.inner.lock();
+            // Under the lock: `poll` stores its waker and clears `woken` there, so that neither overwrites a later one.
             self.woken.store(true, Ordering::SeqCst);
             inner.waker.take()
         };
@@ -209,11 +215,11 @@ impl<T: 'static> Wake for Slot<T> {
 
 /// An acquire as the keeper sees it.
 trait Attend: Send + Sync {
-    /// Whether there is something to be done with it: it was woken, or was not polled for long.
+    /// Is `true` if the acquire was woken, or was not polled for long.
     fn wants_a_look(&self) -> bool;
 
-    /// Takes the acquire back if it was woken long enough ago, by so many looks at the least. Returns whether it did.
-    /// Wakes it if it was not.
+    /// Takes the acquire back if it was woken, and at least `patience` looks have found it so. Returns whether it did.
+    /// Wakes it if it was not woken.
     fn look(&self, patience: u32) -> bool;
 }
 
@@ -229,6 +235,7 @@ impl<T> Attend for Slot<T> {
         }
         let acquire = {
             let mut inner = self.inner.lock();
+            // Looked at again under the lock: a poll since then has it.
             if !self.woken.load(Ordering::SeqCst) {
                 return false;
             }
@@ -240,13 +247,15 @@ impl<T> Attend for Slot<T> {
             inner.leaves = true;
             inner.acquire.take()
         };
+        // Not under the lock: the drop runs code of others. `leaves` keeps a poll meanwhile from beginning anew beside
+        // it.
         drop_guarded(acquire);
         let waker = {
             let mut inner = self.inner.lock();
             inner.leaves = false;
             inner.waker.take()
         };
-        // Of one who polled it meanwhile.
+        // The waker of a poll that came during the drop.
         wake(waker);
         true
     }
@@ -255,21 +264,22 @@ impl<T> Attend for Slot<T> {
 /// The acquires of one engine that pend.
 pub(crate) struct Attendance {
     acquires: Mutex<Slab<Arc<dyn Attend>>>,
-    /// Whether the keeper looks.
+    /// Is `true` while the keeper looks.
     watched: AtomicBool,
-    /// Whether the last acquire, or the first one, pended at its first poll. Then the next one is listed before that
-    /// poll, since it is likely to pend too; where acquires do not pend, as in memory, they are not listed for nothing.
+    /// Is `true` if the last acquire, or the first one, pended at its first poll. Then the next one is listed before
+    /// that poll, since it is likely to pend too; where acquires do not pend, as in memory, they are not listed for
+    /// nothing.
     pends: AtomicBool,
-    /// How many looks found acquires woken before they were polled, of late, in sixteenths: the most, which count for
-    /// less with each poll that follows.
+    /// The largest recent number of looks that found an acquire woken before it was polled, in sixteenths. It decays
+    /// with each poll that follows.
     late: AtomicU32,
     keeper: mpsc::UnboundedSender<Task>,
     telemetry: Arc<Telemetry>,
-    /// By whose time the acquires wait.
+    /// The timers by which the acquires wait.
     timers: Timers,
 }
 
-/// A list that had more acquires than this gives its memory back when all have left.
+/// A list that had more acquires than this frees its memory when all have left.
 const KEPT: usize = 1_024;
 
 impl Attendance {
@@ -283,16 +293,17 @@ impl Attendance {
         Arc::new(Self { acquires: Mutex::default(), watched, pends, late, keeper, telemetry, timers })
     }
 
-    /// One that was woken is polled, after so many looks.
+    /// Notes that an acquire that was woken is polled, after so many looks.
     fn polled_after(&self, looks: u32) {
         let before = self.late.load(Ordering::Relaxed);
+        // An eighth less with each poll: one late poll gives all acquires time, and many that are in time take it back.
         let now = (looks.min(MOST_LOOKS) * 16).max(before - before.div_ceil(8));
         if now != before {
             self.late.store(now, Ordering::Relaxed);
         }
     }
 
-    /// How many looks each acquire has at the least.
+    /// Returns the number of looks that each acquire has at the least.
     fn patience(&self) -> u32 {
         (self.late.load(Ordering::Relaxed) / 8).clamp(LOOKS, MOST_LOOKS)
     }
@@ -301,7 +312,7 @@ impl Attendance {
     fn list(self: &Arc<Self>, acquire: Arc<dyn Attend>) -> usize {
         let place = self.acquires.lock().insert(acquire);
         if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
-            // When the keeper is dead, it has said so, and nothing is granted any more.
+            // A keeper that is dead has reported so, and nothing is granted any more.
             let _ = self.keeper.send(Box::pin(watch(Arc::downgrade(self))));
         }
         place
@@ -316,9 +327,10 @@ impl Attendance {
         acquire
     }
 
-    /// Takes back those that were woken long enough ago, and wakes those that were not polled for long. Returns whether
-    /// any are listed.
+    /// Takes back the acquires that were woken long enough ago, and wakes those that were not polled for long. Returns
+    /// whether any are listed.
     fn look(&self) -> bool {
+        // Collected first: `look` drops acquires, which unlists them under the same lock.
         let (found, are_some) = {
             let acquires = self.acquires.lock();
             let listed = acquires.iter().map(|(_, acquire)| acquire);
@@ -345,7 +357,7 @@ async fn watch(attendance: Weak<Attendance>) {
             continue;
         }
         attendance.watched.store(false, Ordering::SeqCst);
-        // An acquire that was listed meanwhile counted on this.
+        // An acquire that was listed before the flag was cleared counted on this task.
         if attendance.acquires.lock().is_empty() || attendance.watched.swap(true, Ordering::SeqCst) {
             return;
         }

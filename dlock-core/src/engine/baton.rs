@@ -1,12 +1,12 @@
 //! Handing a lock over: closing a hold, and leaving its key for the process that presents the baton.
 //!
 //! ```text
-//! Held ── close ──▶ closed, believed by nobody ── leave ──▶ left for the baton ── taken over ──▶ another hold
-//!                        │                                    │
-//!                        └─ failed or dropped: freed          └─ taken by nobody: its time ends it
+//! Held ── close ──▶ closed, trusted no more ── leave ──▶ left for the baton ── taken over ──▶ another hold
+//!                        │                                 │
+//!                        └─ failed or dropped: freed       └─ not taken over: its time ends it
 //! ```
 //!
-//! The belief ends before the first request is sent, so that it has ended whenever the key can be taken over. The key
+//! The trust ends before the first request is sent, so that it has ended whenever the key can be taken over. The key
 //! is left under [another token](crate::Token::left_behind): nothing that was sent for the hold touches it. The
 //! protocol is explored by the model `models/src/baton.rs`.
 
@@ -51,7 +51,7 @@ fn refused(hold: &Hold, why: Uncarried) -> Error {
     hold.error(Operation::HandOver, Failure::new(kind, why))
 }
 
-/// Refuses what cannot be handed over, before anything is changed.
+/// Refuses a hold that cannot be handed over, before anything is changed.
 fn check_hold(hold: &Hold, at_most: Duration) -> Result<(), Failure> {
     check_handing_over(hold.mode(), hold.options.fair, &hold.engine.capabilities)?;
     if hold.options.role.is_some() {
@@ -71,7 +71,7 @@ fn check_hold(hold: &Hold, at_most: Duration) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A hold whose release is the hand-over's. Dropping it gives that back to the guard of the hold.
+/// A hold whose release is the hand-over's. Dropping it returns that to the guard of the hold.
 struct Marked<'a> {
     hold: &'a Arc<Hold>,
     activity: Option<ActivityToken>,
@@ -104,7 +104,7 @@ impl Drop for Marked<'_> {
     }
 }
 
-/// A closed hold whose key is being left. Dropping it has the keeper free the key: nobody has the baton.
+/// A closed hold whose key is being left. Dropping it has the keeper free the key: its baton is with no process.
 struct HandingOver {
     hold: Arc<Hold>,
     at_most: Duration,
@@ -128,7 +128,7 @@ impl HandingOver {
             hold.check()?;
             check_hold(hold, at_most.unwrap_or(hold.lease())).map_err(refuse)?;
         }
-        // When one cannot be, those before it are dropped, and are as they were.
+        // If one hold cannot be marked, those before it are dropped, and are as they were.
         let mark = |hold| Marked::of(hold).map_err(|why| refused(hold, why));
         let marked = holds.iter().map(mark).collect::<Result<Vec<_>, _>>()?;
         let handing: Vec<_> = marked.into_iter().map(|marked| marked.close(at_most)).collect();
@@ -164,7 +164,7 @@ impl HandingOver {
         };
         let claim = self.claim.insert(claim);
         let token = claim.token().left_behind();
-        // The first request counts: one that is made again lengthens nothing.
+        // From the first request: a repetition lengthens nothing.
         let until = SystemTime::now() + self.at_most;
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let at_most = self.at_most;
@@ -194,7 +194,7 @@ impl LeftKey {
             && !settled
             && let Some(claim) = self.from.claim.take()
         {
-            // What was sent under the hold's token may still take effect, and is withdrawn; the baton has another one.
+            // A request under the hold's token may still take effect, and is withdrawn; the baton has another token.
             let nothing = Timestamp::from_nanos(0);
             let rest = Cleanup::of_hold(&hold, claim, activity);
             Cleanup { leave_until: nothing, ..rest }.later();

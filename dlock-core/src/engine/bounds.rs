@@ -1,8 +1,16 @@
-//! How long one request may take.
+//! The bound of one request.
 //!
-//! A request counts from when it was written, where the backend [knows](RequestClock) when that is. Before, it waits in
-//! this process for its turn. To give it up there and to ask again would put it at the end of that queue, and make the
-//! queue longer: it is kept, for as long as its answer is of use.
+//! A request counts from when it was written, where the backend [knows](RequestClock) that. Before, it waits in this
+//! process for its turn. To give it up there and to ask again would put it at the end of that queue, and make the queue
+//! longer: it is kept, for as long as its answer is of use.
+//!
+//! ```text
+//! called ──▶ queued ──▶ written ──▶ answer
+//!   │          │           └─ `limit` after the write ──▶ Late
+//!   │          └─ again and again for `limit`; `until` ──▶ Unsent
+//!   └─ `limit` ──▶ Late
+//! at `until`, whatever the state, and not cancelled ────▶ Over
+//! ```
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,23 +28,23 @@ use crate::runtime::timer::Timers;
 pub(super) struct RequestBounds<'a> {
     pub(super) clock: &'a Clock,
     pub(super) timers: &'a Timers,
-    /// What tells of its way to the wire, if anything does. It begins with the request.
+    /// The stage of the request on its way to the wire, if the backend reports it. It begins with the request.
     pub(super) written: Option<RequestClock>,
-    /// When it was called.
+    /// The moment of the call.
     pub(super) from: Instant,
-    /// How long the answer may take from when it was written, or else called.
+    /// The time that the answer may take from the write, or else from the call.
     pub(super) limit: Duration,
-    /// When all of it ends, the wait for its turn too.
+    /// The end of all, with the wait for its turn.
     pub(super) until: Option<Instant>,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 pub(super) enum Unanswered {
     /// The request was certainly not written, and will not be.
     Unsent,
-    /// None came within this.
+    /// No answer came within this time.
     Late(Duration),
-    /// None came until the end of all.
+    /// No answer came until the end of all.
     Over,
 }
 
@@ -52,7 +60,7 @@ impl<'a> RequestBounds<'a> {
         Self { clock, timers, written, from, limit, until: from.checked_add(left) }
     }
 
-    /// When the request was written, where that is known.
+    /// Returns the time at which the request was written, where that is known.
     pub(super) fn written_at(&self) -> Option<Timestamp> {
         match self.written.as_ref()?.stage() {
             RequestStage::Written(at) => Some(at),
@@ -65,15 +73,19 @@ impl<'a> RequestBounds<'a> {
         let mut request = pin!(request);
         let mut end = self.from + self.limit;
         loop {
+            // `until` ends even a request that is still queued; `end` moves on while it is.
             let over = self.until.is_some_and(|until| until <= end);
             let limit = if over { self.until.unwrap_or(end) } else { end };
             if let Some(answer) = self.timers.until(limit, &mut request).await {
                 return Ok(answer);
             }
+            // A request that is cancelled in the queue has certainly changed nothing, which spares its caller a doubt.
             if over && self.written.as_ref().is_some_and(RequestClock::cancel) {
                 return Err(Unanswered::Unsent);
             }
+            // Read once more after the timer: the request may have been written while it ran.
             let left = match self.written.as_ref().map(RequestClock::stage) {
+                // The time of an answer begins with the write, which may come at any moment.
                 Some(RequestStage::Queued) => self.limit,
                 Some(RequestStage::Written(at)) => (at + self.limit).since(self.clock.now()),
                 Some(RequestStage::Called) | None => Duration::ZERO,
@@ -99,12 +111,12 @@ impl Unanswered {
     }
 }
 
-/// How long answers took of late: the longest, which counts for less with each that follows.
+/// The largest recent duration of an answer, which decays with each that follows.
 #[derive(Debug, Default)]
 pub(crate) struct RoundTrip(AtomicU64);
 
 impl RoundTrip {
-    /// An answer took so long.
+    /// Notes the duration of an answer.
     pub(super) fn note(&self, took: Duration) {
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let before = self.0.load(Ordering::Relaxed);

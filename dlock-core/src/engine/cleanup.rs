@@ -33,18 +33,18 @@ pub(crate) struct Cleanup {
     pub(crate) lease: Duration,
     pub(crate) request_timeout: Duration,
     pub(crate) activity: ActivityToken,
-    /// Of what was held.
+    /// The tenure of the hold, if there was one.
     pub(crate) tenure: Option<Tenure>,
-    /// Of the span that took the lock, if it was taken.
+    /// The trace of the span that took the lock, if it was taken.
     pub(crate) trace: Trace,
-    /// Until when the key stays taken.
+    /// The time until which the key stays taken.
     pub(crate) leave_until: Timestamp,
-    /// What was to be handed over is taken back: the key may be left already, for so long at most, and nobody has the
-    /// baton.
+    /// The longest time for which the key may be left already, where a hand-over is taken back: its baton is with no
+    /// process.
     pub(crate) retracts: Option<Duration>,
     /// Is `true` if it was a term of an election, whose end is announced.
     pub(crate) is_term: bool,
-    /// Of an acquire that was dropped before its end.
+    /// The count of claims that an acquire left behind.
     pub(super) left: Option<LeftClaim>,
 }
 
@@ -70,6 +70,7 @@ impl Cleanup {
 
     /// Has the keeper carry it out.
     pub(crate) fn later(mut self) {
+        // Counted as background before it is sent, so that a shutdown between the two waits for it.
         self.activity = self.activity.into_background();
         let engine = Arc::clone(&self.engine);
         engine.later(self.carry_out());
@@ -93,14 +94,16 @@ impl Cleanup {
         let mut refusals = Backoff::of_refusals();
         let mut others_waiting = 0;
         loop {
+            // Taken anew each time: of a cooldown, the rest goes with each request.
             let left = plan.leaves_for(clock.now());
             let limits = (self.request_timeout, self.lease);
             let answer = withdraw_once(&mut self.claim, &engine, limits, left.on_server).await;
             if let Ok(withdrawal) = &answer {
+                // Any answer proves that the backend is there, whatever it found.
                 engine.registry.contacted(clock.now());
                 others_waiting = withdrawal.others_waiting.max(others_waiting);
             }
-            // From before the look at whether the locks are shut down: none is missed.
+            // Listens before it looks whether the locks are shut down: a shutdown between the two is not missed.
             let shut = engine.registry.shut();
             let next = plan.after(&answer, left, clock.now(), engine.registry.is_closed());
             if let Err(failure) = &answer {
@@ -124,6 +127,8 @@ impl Cleanup {
                 }
                 Next::AwaitEnd { left } => tokio::time::sleep(left).await,
                 Next::Again { is_news } => {
+                    // A claim of ours may still arrive, but the key is free now: the next waiter need not wait for the
+                    // end of this.
                     if is_news {
                         engine.wait_queue.released(&self.key);
                     }
@@ -131,6 +136,7 @@ impl Cleanup {
                 }
             }
         }
+        // Before the release is reported: an acquire that begins anew by that must not wait for this claim any more.
         drop(self.left.take());
         if self.is_term {
             engine.announce(&self.key);
@@ -148,6 +154,7 @@ impl Cleanup {
 
 /// Ends a hold, and has the keeper release it.
 pub(super) fn give_up(hold: &Arc<Hold>) {
+    // Begun before the hold is closed, which unlists it: a shutdown finds it in the one place or the other.
     let activity = hold.engine.registry.activity.begin();
     hold.close();
     release_later(Arc::clone(hold), activity);
@@ -157,30 +164,31 @@ pub(super) fn give_up(hold: &Arc<Hold>) {
 pub(crate) fn release_later(hold: Arc<Hold>, activity: ActivityToken) {
     let (engine, activity) = (Arc::clone(&hold.engine), activity.into_background());
     engine.later(async move {
-        // A renewal under way lets go of it at once, since the hold is closed.
+        // A renewal under way gives the claim back at once, since the hold is closed.
         if let Some(claim) = hold.take_claim().await {
             Cleanup::of_hold(&hold, claim, activity).carry_out().await;
         }
     });
 }
 
-/// The claim of a hold that was closed; `None` when it is gone.
+/// Takes the claim of a hold that was closed; `None` when it is gone.
 pub(super) async fn claim_of(hold: &Hold) -> Result<Option<Box<dyn DynClaim>>, Failure> {
     if let Some(claim) = hold.try_take_claim() {
         return Ok(claim);
     }
     let limit = hold.options.request_timeout;
-    // A renewal under way lets go of it at once, unless the backend blocks the keeper's thread.
+    // A renewal under way gives the claim back at once, unless the backend blocks the keeper's thread.
     hold.engine.timers.within(limit, hold.take_claim()).await.ok_or_else(|| {
         Failure::unknown(format!("no end of a renewal within {limit:?}; does the backend block its thread?"))
     })
 }
 
-/// Withdraws what was held, or leaves its key taken for as long as `left` says, for a caller who waits for the answer.
+/// Withdraws the claim of a hold, or leaves its key taken for as long as `left` returns, for a caller that waits for
+/// the answer.
 ///
 /// A reply may be lost after the request took effect. So a failure that may pass is asked about again before it counts:
-/// `again` is given how often that was done, and returns the pause before the next time. Once it returns `None`, the
-/// keeper [repeats](Cleanup) what is left. Returns beside the answer how often it was asked for again.
+/// `again` gets the number of times that this was done, and returns the pause before the next one. Once it returns
+/// `None`, the keeper [repeats](Cleanup) what is left. Returns beside the answer how often it was asked for again.
 pub(super) async fn withdraw_awaited(
     hold: &Hold,
     claim: &mut Box<dyn DynClaim>,
@@ -198,20 +206,22 @@ pub(super) async fn withdraw_awaited(
         let Some(pause) = pause else { return (answer, asked) };
         asked += 1;
         if !pause.is_zero() {
-            // Boxed: rare, and else part of every release's future.
+            // Boxed: rare, and otherwise part of every release's future.
             Box::pin(hold.engine.timers.sleep(pause)).await;
         }
     }
 }
 
-/// One bounded request to withdraw, which leaves the key taken for what is left of the time that it is to be so. While
-/// it waits for its turn it is of use until the lease has ended.
+/// Makes one bounded request to withdraw, which leaves the key taken for what is left of its cooldown. While the
+/// request waits for its turn it is of use until the lease has ended.
 async fn withdraw_once(
     claim: &mut Box<dyn DynClaim>,
     engine: &Engine,
     (limit, lease): (Duration, Duration),
     left: Duration,
 ) -> Result<Withdrawal, Failure> {
+    // A longer bound for the wait in the queue than for the answer: a request that was given up there is put at its end
+    // again.
     let bounds = RequestBounds::of(&**claim, engine.of_requests(), limit, lease.max(limit));
     let step = if left.is_zero() { claim.withdraw() } else { claim.leave(left) };
     bounds.answer(step).await.unwrap_or_else(|none| Err(none.into_failure()))

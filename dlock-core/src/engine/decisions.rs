@@ -9,7 +9,7 @@ pub mod acquire {
     pub use crate::engine::acquire::unsettled::{Sent, Unsettled};
 }
 
-/// For how long a hold is valid, and when it is renewed.
+/// The validity of a hold, and the times of its renewals.
 pub mod hold {
     pub use crate::engine::hold::Condition;
     pub use crate::engine::hold::lease::{After, LeaseTerms, Plan, Report, Standing};

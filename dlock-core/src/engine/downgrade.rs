@@ -22,17 +22,18 @@ pub(crate) async fn downgrade(hold: &Arc<Hold>) -> Result<(), Error> {
     let refuse = |failure| hold.error(Operation::Downgrade, failure);
     hold.engine.refuse_in_child().map_err(refuse)?;
     hold.check()?;
+    // Marked before the request goes out: from now on the hold counts as a reader's, as the server may see it.
     if !prepare(hold).map_err(refuse)? {
         return Ok(());
     }
-    // From here on the keeper goes on with it, whatever becomes of this future.
+    // The keeper goes on with it from here, whatever becomes of this future.
     let asking = ask_until_known(Unconfirmed(Some(Arc::clone(hold))));
     let registry = &hold.engine.registry;
     let asked = registry.tasks.run(asking).await.unwrap_or_else(|| Err(registry.closed()));
     asked.map_err(refuse)
 }
 
-/// Has the hold count as a reader's, if that can be; whether the backend is to be asked.
+/// Has the hold count as a reader's, if that can be. Returns whether the backend is to be asked.
 fn prepare(hold: &Hold) -> Result<bool, Failure> {
     let unsupported = |what: &'static str| Err(Failure::new(ErrorKind::Unsupported, what));
     let capabilities = &hold.engine.capabilities;
@@ -51,6 +52,7 @@ fn prepare(hold: &Hold) -> Result<bool, Failure> {
     if hold.leave_until() > Timestamp::from_nanos(0) {
         return unsupported("only a lock that is held alone can stay taken; leave out `hold_at_least`");
     }
+    // Set before the mode changes: a caller that finds a reader's hold asks for the outcome, too.
     hold.shares.downgrades.store(true, Ordering::Release);
     if !hold.read_only() {
         hold.shares.downgrades.store(false, Ordering::Release);
@@ -80,6 +82,7 @@ async fn ask_until_known(mut unconfirmed: Unconfirmed) -> Result<(), Failure> {
             Ok(()) => return Ok(()),
             Err(failure) if failure.is_transient() && hold.asks_again(asked) => asked += 1,
             Err(failure) => {
+                // The backend has answered for good: asking again would get the same answer.
                 if !(failure.is_transient() || failure.kind().is_revocation()) {
                     unconfirmed.0 = None;
                 }
@@ -105,7 +108,7 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
     let bounds = RequestBounds::of(&**claim, hold.engine.of_requests(), limit.min(left), left);
     let answer = tokio::select! {
         biased;
-        // A release must not wait for this; one that is on its way changes nothing once the token is gone.
+        // A release must not wait for this; a request that is on its way changes nothing once the token is gone.
         () = hold.ended() => return Err(ended(hold)),
         answer = bounds.answer(claim.downgrade()) => answer.unwrap_or_else(|none| Err(none.into_failure())),
     };
@@ -114,7 +117,7 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
         Ok(Renewed::Extended) => {
             hold.downgraded(sent);
             hold.engine.registry.contacted(sent);
-            // Those who wait here to read may ask, like those elsewhere.
+            // Local waiters that want to read may ask, like those elsewhere.
             hold.engine.wait_queue.released(&hold.key);
             hold.engine.telemetry.downgraded(hold.subject());
             if hold.condition() == Condition::Lost { Err(ended(hold)) } else { Ok(()) }
@@ -127,7 +130,7 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
     }
 }
 
-/// It is held no longer.
+/// Returns the failure of a hold that is held no longer.
 fn ended(hold: &Hold) -> Failure {
     match hold.condition() {
         Condition::Lost => Failure::new(ErrorKind::Lost, hold.cause()),

@@ -23,17 +23,18 @@ pub(super) struct Handoff {
 }
 
 impl Handoff {
-    /// What was handed to a waiter of this process.
+    /// Takes a lock that was handed to a waiter of this process out of its box.
     pub(super) fn of(parcel: Box<dyn Any + Send>) -> Option<Self> {
         parcel.downcast().ok().map(|handoff| *handoff)
     }
 
-    /// The section before.
+    /// Returns the hold of the section before.
     pub(super) const fn before(&self) -> &Arc<Hold> {
         &self.before
     }
 
-    /// Makes a hold of it, for `spec`; not yet listed with the keeper. What is returned beside it ends when it is.
+    /// Makes a hold of it, for `spec`; not yet listed with the keeper. The token that is returned beside it is dropped
+    /// once it is listed, so that a shutdown finds the lock in the one place or the other.
     pub(super) fn take(mut self, spec: &Spec) -> Option<(Arc<Hold>, Option<ActivityToken>)> {
         let claim = self.claim.take()?;
         Some((Hold::after(&self.before, spec, claim), self.activity.take()))
@@ -50,26 +51,31 @@ impl Drop for Handoff {
 
 /// A closed hold that was not passed on: to be released.
 pub(crate) struct Unpassed {
-    /// Where the hold has it no more.
+    /// `None` where the hold still has it, or a renewal.
     pub(crate) claim: Option<Box<dyn DynClaim>>,
     pub(crate) activity: ActivityToken,
 }
 
-/// Passes a hold that was closed, and `was` worth this until then, to the first in line here, if that can be.
+/// Passes a hold that was closed, and whose condition `was` this until then, to the first waiter of this process, if
+/// that can be.
 pub(crate) fn pass_on(hold: &Arc<Hold>, was: Condition, activity: ActivityToken) -> Result<(), Unpassed> {
     let engine = &hold.engine;
+    // The cheap tests first: nearly all releases end here, without a look at the clock.
     if !hold.has_next_fence() || was != Condition::Held || !engine.wait_queue.has(&hold.key) {
         return Err(Unpassed { claim: None, activity });
     }
     let registry = &engine.registry;
     let now = engine.clock.now();
+    // A waiter here may not acquire any more, or the lock must go by the servers.
     if registry.is_closed() || registry.is_draining() || !hold.may_be_passed_on(now) {
         return Err(Unpassed { claim: None, activity });
     }
+    // A renewal under way still has the claim, and is not waited for by a release that may be a drop.
     let Some(Some(claim)) = hold.try_take_claim() else { return Err(Unpassed { claim: None, activity }) };
     let handoff = Handoff { before: Arc::clone(hold), claim: Some(claim), activity: Some(activity) };
     match engine.wait_queue.pass_on(&hold.key, hold.lease(), Box::new(handoff)) {
         Ok(()) => Ok(()),
+        // The first waiter does not take it: it asks by itself at this moment, or wants another lease.
         Err(parcel) => match Handoff::of(parcel) {
             Some(mut handoff) => match (handoff.claim.take(), handoff.activity.take()) {
                 (claim, Some(activity)) => Err(Unpassed { claim, activity }),

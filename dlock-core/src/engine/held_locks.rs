@@ -1,4 +1,4 @@
-//! What a body runs under.
+//! The locks that a body runs under.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use crate::engine::hold::Hold;
 /// One lock, several, or none.
 #[derive(Clone)]
 pub(crate) enum HeldLocks {
-    /// For a body that runs without the lock, because that was asked for.
+    /// No lock: the body runs without it, because that was asked for.
     None,
     One(Arc<Hold>),
     All(Arc<[Arc<Hold>]>),
 }
 
 impl HeldLocks {
-    /// In the order in which they were taken.
+    /// Returns the holds, in the order in which they were taken.
     pub(crate) fn holds(&self) -> &[Arc<Hold>] {
         match self {
             Self::None => &[],

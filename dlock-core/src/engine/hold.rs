@@ -1,6 +1,7 @@
 //! One lock that was granted.
 //!
-//! A [`Hold`] is what its guards, the views of it and the keeper share. Each part of it answers one question:
+//! A [`Hold`] is what its guards, the views of it and the keeper share. Its states are those of [`LocalValidity`].
+//! Each part of it answers one question:
 //!
 //! | question | part |
 //! |---|---|
@@ -45,7 +46,7 @@ use shares::HoldShares;
 pub(super) use shares::{ShareKind, Uncarried};
 use validity::LocalValidity;
 
-/// What a hold is worth at this moment.
+/// The condition of a hold at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// It is valid.
@@ -58,7 +59,7 @@ pub enum Condition {
     Released,
 }
 
-/// What came of handing a hold over.
+/// The outcome of handing a hold over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Carriage {
@@ -86,7 +87,7 @@ pub(crate) struct Hold {
     pub(super) options: HoldOptions,
     terms: LeaseTerms,
     pub(super) acquired_at: Timestamp,
-    /// Of the span that took it.
+    /// The trace of the span that took it.
     pub(crate) trace: Trace,
     validity: LocalValidity,
     renewals: RenewalPlan,
@@ -111,23 +112,28 @@ pub(super) struct HoldOptions {
 }
 
 impl Hold {
-    /// A hold granted by an attempt whose first request was sent at `sent`, unless its validity counts from an earlier
-    /// proof. Not yet listed with the keeper.
+    /// Makes a hold granted by an attempt whose first request was sent at `sent`, unless its validity counts from an
+    /// earlier proof. It is not yet listed with the keeper.
     pub(crate) fn new(spec: &Spec, claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
         let now = spec.engine.clock.now();
         spec.engine.registry.contacted(now);
+        // The earlier of the two: the local deadline must not be later than the server's.
         let sent = grant.proven_at.map_or(sent, |proof| proof.min(sent));
+        // Readers and permits share a key with others, so that their sections follow each other in no tenure.
         let tenure = match spec.options.mode.is_exclusive() {
             true => spec.engine.tenures.granted(&spec.key, now),
             false => Tenure::begin(now),
         };
+        // The reserved fences are this hold's and those of the sections that follow it; zero keeps it from being passed
+        // on.
         let last_fence = match grant.fence {
             Some(fence) if spec.options.handoff && spec.options.mode.is_exclusive() => {
                 fence.get().saturating_add(u64::from(grant.reserved.saturating_sub(1)))
             }
             _ => 0,
         };
-        // A hold that follows has the validity for its lease, which the server has not confirmed after a first lease.
+        // A hold that follows by handoff counts on the whole lease, which the server has not confirmed after a first
+        // lease.
         let last_fence = if grant.first_lease.is_none() { last_fence } else { 0 };
         // A renewal may shorten a first lease that is longer than the validity.
         let first_lease = match grant.validity {
@@ -171,29 +177,31 @@ impl Hold {
             succession: Succession::new(last_fence, tenure, leave_until),
             listing: RegistryEntry::default(),
             changed: Notify::new(),
+            // Not here yet: the claim's signal needs the hold, which it reports to.
             claim: Mutex::new(ClaimPlace::Lent),
         });
+        // The signal before the place: a report that comes at once finds the hold, and no renewal has the claim yet.
         claim.granted(Signal::new(&hold));
         *hold.claim.lock() = ClaimPlace::Here(claim);
         hold
     }
 
-    /// The tenure that its release ends; none where others may hold the lock at the same time.
+    /// Returns the tenure that its release ends; `None` where others may hold the lock at the same time.
     pub(crate) fn ended_tenure(&self) -> Option<Tenure> {
         self.mode().is_exclusive().then_some(self.succession.tenure)
     }
 
-    /// What spans and metrics say of it.
+    /// Returns the labels of spans and metrics for it.
     pub(crate) const fn subject(&self) -> Subject<'_> {
         Subject { key: &self.key, site: self.site }
     }
 
-    /// A pure local test; no I/O. Notices by itself that the deadline has passed.
+    /// Returns the condition, by a local test without I/O. Notices by itself that the deadline has passed.
     pub(crate) fn condition(&self) -> Condition {
         self.condition_at(|| self.engine.clock.now())
     }
 
-    /// The same at the moment of the grant, without another look at the clock.
+    /// Returns the condition at the moment of the grant, without another look at the clock.
     pub(super) fn condition_when_granted(&self) -> Condition {
         self.condition_at(|| self.acquired_at)
     }
@@ -221,6 +229,7 @@ impl Hold {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
+        // First: in a child of `fork` the state is a copy that no keeper maintains.
         self.engine.refuse_in_child().map_err(|failure| self.error(Operation::Hold, failure))?;
         let failure = match self.condition() {
             Condition::Held => return Ok(()),
@@ -237,7 +246,7 @@ impl Hold {
         Err(self.error(Operation::Hold, failure))
     }
 
-    /// What came of handing it over, where it [is carried](Self::is_carried).
+    /// Returns the outcome of handing it over, where it [is carried](Self::is_carried).
     pub(crate) fn carriage(&self) -> Carriage {
         self.shares.carriage()
     }
@@ -250,18 +259,18 @@ impl Hold {
         Error::new(operation, failure).on(self.engine.name).of(&self.key)
     }
 
-    /// Whether its loss was noticed. Unlike [`condition`](Self::condition), this does not look at the clock.
+    /// Is `true` if its loss was noticed. Unlike [`condition`](Self::condition), this does not look at the clock.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.validity.is_lost()
     }
 
-    /// The lease to be kept up, or the requested one where a session keeps the lock.
+    /// Returns the lease to be kept up, or the requested one where a session keeps the lock.
     pub(crate) const fn lease(&self) -> Duration {
         self.terms.lease
     }
 
-    /// Why it was lost.
+    /// Returns the cause of its loss.
     pub(crate) fn cause(&self) -> Cow<'static, str> {
         self.validity.loss().cloned().unwrap_or_default()
     }
@@ -270,12 +279,12 @@ impl Hold {
         if self.deadline() == self.terms.ends_at { Loss::MaxHold } else { Loss::Expired }
     }
 
-    /// Whether a release or a downgrade whose caller waits is asked for again, after so many times.
+    /// Returns whether a release or a downgrade whose caller waits is asked for again, after so many times.
     pub(crate) fn asks_again(&self, asked: u32) -> bool {
         asked < self.options.rechecks.unwrap_or(1)
     }
 
-    /// Whether a hand-over is asked for again, after so many times, while its time lasts.
+    /// Returns whether a hand-over is asked for again, after so many times, while its time lasts.
     pub(super) fn hands_over_again(&self, asked: u32) -> bool {
         self.options.rechecks.is_none_or(|most| asked < most)
     }
@@ -284,12 +293,12 @@ impl Hold {
         self.validity.deadline()
     }
 
-    /// Marks the hold lost, for good, as the backend said. Does nothing to one that was released.
+    /// Marks the hold lost, for good, by the backend's report. Does nothing to a hold that was released.
     pub(crate) fn lose(&self, cause: Cow<'static, str>) {
         self.note_loss(Loss::Backend, cause);
     }
 
-    /// Marks the hold lost, for good. Does nothing to one that was released.
+    /// Marks the hold lost, for good. Does nothing to a hold that was released.
     pub(crate) fn lose_by(&self, loss: Loss) {
         self.note_loss(loss, loss.sentence());
     }
@@ -297,6 +306,8 @@ impl Hold {
     fn note_loss(&self, loss: Loss, cause: Cow<'static, str>) {
         if self.validity.lose(cause) {
             let held = || self.engine.clock.now().since(self.acquired_at);
+            // Woken before the event is reported: a subscriber may block. The deadline that ended it is not reported
+            // twice.
             let wake = || {
                 self.engine.registry.note_lost(self);
                 wake_all(&self.changed);
@@ -305,8 +316,9 @@ impl Hold {
         }
     }
 
-    /// Until it is confirmed again, the hold cannot be relied on.
+    /// Notes that the hold cannot be relied on until it is confirmed again.
     pub(super) fn suspect(&self) {
+        // Reported once, for the change, and after the waiters are woken: a subscriber may block.
         let was_held = self.validity.suspect();
         wake_all(&self.changed);
         if was_held {
@@ -314,23 +326,26 @@ impl Hold {
         }
     }
 
-    /// The backend confirmed the hold by a request sent at `sent`. Comes too late when the deadline has passed.
+    /// Notes that the backend confirmed the hold by a request sent at `sent`. It comes too late when the deadline has
+    /// passed.
     pub(super) fn confirm(&self, sent: Timestamp) {
+        // The condition is read with the clock, so that a confirmation after the deadline finds the hold lost.
         self.report(Report::Confirmed(sent), self.condition());
     }
 
-    /// The backend no longer has it under our token.
+    /// Notes that the backend no longer has the lock under our token.
     pub(super) fn gone(&self) {
+        // Without a look at the clock: whatever the deadline, the backend's answer is the cause of the loss.
         self.report(Report::Gone, Condition::Held);
     }
 
-    /// A renewal failed: it is tried again soon.
+    /// Notes that a renewal failed: it is tried again soon.
     pub(super) fn renewal_failed(&self) {
         // Also where the deadline has passed, which the keeper notices.
         self.report(Report::Failed(self.engine.clock.now()), Condition::Held);
     }
 
-    /// Carries out what follows a report on a hold that is worth this.
+    /// Carries out what follows a report on a hold of this condition.
     fn report(&self, report: Report, condition: Condition) {
         let (deadline, confirmed_at) = (self.validity.deadline(), self.validity.confirmed_at());
         let standing = Standing { condition, deadline, confirmed_at };
@@ -338,6 +353,7 @@ impl Hold {
             After::Nothing => return,
             After::Lost => return self.lose_by(Loss::Gone),
             After::Valid { sent, deadline, renew_at } => {
+                // The deadline before the condition: a check that sees the hold sound sees the later deadline too.
                 if let Some(deadline) = deadline {
                     self.validity.extend(deadline, sent);
                 }
@@ -368,18 +384,19 @@ impl Hold {
         self.validity.is_at_risk()
     }
 
-    /// For how long a renewal should have been confirmed and was not.
+    /// Returns for how long a renewal should have been confirmed and was not.
     pub(super) fn renewal_overdue(&self, now: Timestamp) -> Option<Duration> {
         let due = self.validity.confirmed_at() + self.terms.lease / 3;
         (self.terms.is_renewed() && self.is_at_risk() && due < now).then(|| now.since(due))
     }
 
-    /// When the keeper has to look at this hold: a renewal, or the end.
+    /// Returns the time at which the keeper has to look at this hold: a renewal, or the end.
     pub(super) fn due_at(&self) -> Timestamp {
+        // The end as well: the keeper reports a loss that no caller looks for.
         self.renewals.due_at().min(self.deadline())
     }
 
-    /// Whether a renewal is due within `ahead` of `now`; if so it is the caller's to carry out, and nobody else's.
+    /// Returns whether a renewal is due within `ahead` of `now`. If so, the caller alone has to carry it out.
     pub(super) fn take_renewal(&self, now: Timestamp, ahead: Duration) -> bool {
         let most = || self.terms.pause(self.deadline(), self.validity.confirmed_at());
         self.renewals.take(now, ahead, most)
@@ -390,7 +407,7 @@ impl Hold {
         self.renewals.never();
     }
 
-    /// How long it stays valid if nothing confirms it; `None` without a known end.
+    /// Returns for how long it stays valid if nothing confirms it; `None` without a known end.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         match self.condition_here() {
             Condition::Lost | Condition::Released => Some(Duration::ZERO),
@@ -399,7 +416,7 @@ impl Hold {
         }
     }
 
-    /// How long it is valid from one confirmation to the next; `None` without a known end.
+    /// Returns for how long it is valid from one confirmation to the next; `None` without a known end.
     pub(crate) fn trusted_for(&self) -> Option<Duration> {
         self.terms.trusted_for()
     }
@@ -415,9 +432,10 @@ impl Hold {
         self.when(|hold| hold.validity.has_ended()).await;
     }
 
-    /// Resolves when `test` holds; it is asked again at every change.
+    /// Resolves when `test` holds; it is called again at every change.
     pub(crate) async fn when(&self, test: impl Fn(&Self) -> bool) {
         loop {
+            // Listens before it looks: a change between the two is not missed.
             let changed = self.changed.notified();
             if test(self) {
                 return;
@@ -426,22 +444,25 @@ impl Hold {
         }
     }
 
-    /// When a hold that was lost is given up for its owner, who keeps the guard: nobody is to wait longer for what a
-    /// session keeps than for a lease to end.
+    /// Returns the time at which a hold that was lost is given up for its owner, who keeps the guard: others wait for a
+    /// lock that a session keeps no longer than for a lease to end.
     pub(super) fn overdue_at(&self) -> Timestamp {
         match self.engine.capabilities.session_kept {
+            // A lease has ended by then on the server; a session may last as long as its process.
             true => self.deadline() + self.terms.lease,
             false => Timestamp::NEVER,
         }
     }
 
-    /// From here on nobody renews it. Says what it was worth until now.
+    /// Ends the hold, which is not renewed from here on. Returns its condition until now.
     pub(crate) fn close(&self) -> Condition {
+        // One look at the clock for the condition and for the time that it was held.
         let now = self.engine.clock.now();
         let was = self.condition_at(|| now);
         self.validity.release();
-        // Another thread may have noticed the loss since.
+        // Another thread may have noticed the loss since `condition_at`.
         self.engine.registry.unlist(self, self.is_lost(), now);
+        // Last, so that a task that is woken by the end finds the hold off the registry.
         wake_all(&self.changed);
         was
     }
@@ -467,6 +488,7 @@ impl SignalSink for Hold {
         // Not listed yet: it was granted just now. Closed already: the hold that follows inherits the request.
         let listed = self.listing.is_listed();
         let now = if listed { self.engine.clock.now() } else { self.acquired_at };
+        // Wanted before it is listed anew: the keeper that is woken by that finds the earlier time.
         self.renewals.want(now + limit);
         if listed {
             self.engine.registry.replan(self);

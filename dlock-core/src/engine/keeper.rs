@@ -1,8 +1,16 @@
-//! The keeper: the thread that dlock owns.
+//! The keeper, which runs on a thread that dlock owns.
 //!
-//! Renewal, the release of dropped guards and the clean-up of abandoned claims run here, so that a user who blocks
-//! every worker thread of his runtime, or shuts it down, neither loses a lock nor leaks one. Each `Locks` has a keeper,
+//! Renewal, the release of dropped guards and the clean-up of abandoned claims run here, so that a program that blocks
+//! every worker thread of its runtime, or shuts it down, neither loses a lock nor leaks one. Each `Locks` has a keeper,
 //! on a thread of its own while there are not many, so that a backend that hangs or blocks holds up its own locks only.
+//!
+//! ```text
+//!           ┌─────────────────── the time of the next look, or a hold that is due earlier ───────────────────┐
+//!           ▼                                                                                                │
+//!   look at the registry ──┬── renewals that are due ──▶ a task each ──▶ replan ─────────────────────────────┤
+//!                          ├── kept and overdue ───────▶ given up                                            │
+//!                          └── then: tasks of the inbox, each spawned ───────────────────────────────────────┘
+//! ```
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -40,13 +48,13 @@ pub(crate) fn start(
 
 /// Looks after one registry until its engine is gone.
 fn look_after(registry: Arc<HoldRegistry>, inbox: mpsc::UnboundedReceiver<Task>) {
-    // Made here: a task that is dropped before it has run tells of its end too.
+    // Made here: a task that is dropped before it has run reports its end too.
     let alive = Alive(Some(Arc::clone(&registry)));
     registry.tasks.clone().spawn(supervise(registry, inbox, alive));
 }
 
-/// Keeps until the engine is gone, whatever happens: foreign code is caught where it is run, and what panics all the
-/// same is begun anew. When this task itself is ended, nobody renews any more, and the registry says so.
+/// Keeps until the engine is gone, whatever happens: code of others is caught where it is run, and a panic in spite of
+/// that begins the loop anew. When this task itself is ended, holds are not renewed any more, and the registry says so.
 async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiver<Task>, mut alive: Alive) {
     while let Err(panic) = AssertUnwindSafe(keep_and_tell(&registry, &mut inbox)).catch_unwind().await {
         Telemetry::keeper_panicked(&Panicked::new(panic));
@@ -56,10 +64,10 @@ async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiv
     alive.0 = None;
 }
 
-/// How long the keeper rests after a panic of its own, so that one that comes back does not spin.
+/// The rest of the keeper after a panic of its own, so that a panic that comes back does not spin.
 const AFTER_PANIC: Duration = Duration::from_millis(10);
 
-/// Says what the end of the keeper means, unless the engine is gone too.
+/// Marks the keeper dead when dropped, unless the engine is gone too.
 struct Alive(Option<Arc<HoldRegistry>>);
 
 impl Drop for Alive {
@@ -70,7 +78,7 @@ impl Drop for Alive {
     }
 }
 
-/// Keeps, and tells in time of what was only counted. Returns when the engine is gone.
+/// Keeps, and reports in time what was only counted. Returns when the engine is gone.
 async fn keep_and_tell(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<Task>) {
     tokio::select! {
         biased;
@@ -79,11 +87,11 @@ async fn keep_and_tell(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::Unbounded
     }
 }
 
-/// Returns when the engine is gone.
+/// Looks at the registry and runs tasks, until the engine is gone.
 async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<Task>) {
     loop {
         let DueWork { due, overdue, next } = registry.look();
-        // None is kept until the next look: a hold keeps its engine.
+        // Nothing is kept until the next look: a hold keeps its engine.
         overdue.into_iter().for_each(|hold| give_up(&hold));
         for hold in due {
             registry.tasks.spawn(renew(hold));
@@ -98,6 +106,7 @@ async fn keep(registry: &Arc<HoldRegistry>, inbox: &mut mpsc::UnboundedReceiver<
             }
         };
         tokio::pin!(look);
+        // Tasks are received within one look: each of them would otherwise cost a look at the registry.
         loop {
             tokio::select! {
                 biased;
@@ -149,10 +158,11 @@ async fn renew_once(hold: &Hold) {
     );
     let answer = tokio::select! {
         biased;
-        // A release must not wait for a renewal; one that is on its way changes nothing once the token is gone.
+        // A release must not wait for a renewal; a renewal that is on its way changes nothing once the token is gone.
         () = hold.ended() => return,
         answer = bounds.answer(claim.renew()) => answer.unwrap_or_else(|none| Err(none.into_failure())),
     };
+    // The lease counts from the write, where that is known: a wait for a turn in this process is not lost.
     let sent = bounds.written_at().map_or(sent, |at| at.max(sent));
     let took = || clock.now().since(sent);
     match answer {
@@ -166,7 +176,7 @@ async fn renew_once(hold: &Hold) {
             telemetry.renewal_found_gone(hold.site, took);
         }
         Err(failure) => {
-            // What counts comes before what is logged of it.
+            // The hold is marked before a subscriber, which may block, is called.
             hold.renewal_failed();
             let left = || hold.deadline().since(clock.now());
             telemetry.renewal_failed(hold.site, &failure, took, left);

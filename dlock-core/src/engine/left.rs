@@ -1,5 +1,5 @@
-//! Claims that were dropped before their end and are not withdrawn yet: an acquire that begins anew is not to take its
-//! own for somebody else's.
+//! Claims that were dropped before their end and are not withdrawn yet: an acquire that begins anew must not take its
+//! own claim for another holder's.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::guarded::wake_all;
 use crate::key::Key;
 use crate::sync::{Mutex, Notify};
 
-/// A map that had more keys than this gives its memory back when all are withdrawn.
+/// A map that had more keys than this frees its memory when all are withdrawn.
 const KEPT: usize = 1_024;
 
-/// How many there are of each key.
+/// The number of them by key.
 #[derive(Default)]
 pub(crate) struct LeftClaims {
     keys: Mutex<HashMap<Key, usize, RandomState>>,
@@ -25,9 +25,10 @@ impl LeftClaims {
         self.keys.lock().contains_key(key)
     }
 
-    /// Resolves when there are none of `key`.
+    /// Resolves when no such claim of `key` is left.
     pub(super) async fn withdrawn(&self, key: &Key) {
         loop {
+            // Listens before it looks: a withdrawal between the two is not missed.
             let withdrawn = self.withdrawn.notified();
             if !self.has(key) {
                 return;
@@ -37,7 +38,7 @@ impl LeftClaims {
     }
 }
 
-/// One of them.
+/// A claim in that count, which it leaves when dropped.
 pub(super) struct LeftClaim {
     all: Arc<LeftClaims>,
     key: Key,
@@ -64,6 +65,7 @@ impl Drop for LeftClaim {
                 *keys = HashMap::default();
             }
         }
+        // After the map is unlocked: a waker is code of others.
         wake_all(&self.all.withdrawn);
     }
 }

@@ -81,7 +81,7 @@ impl Looks {
 impl Engine {
     /// Waits, whatever the caller's runtime is.
     pub(crate) async fn pause(&self, length: Duration) {
-        // Without a keeper's thread nothing is left to wait for, and the next step says so.
+        // If the keeper's thread is gone, there is nothing to wait for, and the next step fails with that.
         let _ = self.run(sleep(length)).await;
     }
 }

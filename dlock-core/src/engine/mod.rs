@@ -1,4 +1,4 @@
-//! What the handles of one `Locks` share: the backend, the registry of holds, and the line to the keeper.
+//! The state that the handles of one `Locks` share: the backend, the registry of holds, and the channel to the keeper.
 
 pub(crate) mod acquire;
 pub(crate) mod activity;
@@ -77,7 +77,7 @@ pub(crate) struct Engine {
 /// The descriptions of this process that are stored with locks.
 pub(crate) struct Identities {
     pub(crate) holder: Arc<Identity>,
-    /// Of a candidate of elections.
+    /// The description stored with election locks.
     pub(crate) candidate: Arc<Identity>,
 }
 
@@ -99,8 +99,9 @@ impl Engine {
         entropy: Entropy,
         limits: HandoffLimits,
     ) -> Arc<Self> {
+        // Clock, name and capabilities are read once, so that they cannot change under locks that are held.
         let clock = backend.clock();
-        // One that panics here has locks all the same.
+        // A backend that panics here has locks all the same.
         let administration = guard(|| backend.administration()).ok().flatten();
         let capabilities = backend.capabilities().within_bounds().administered_by(administration);
         let telemetry = Arc::new(telemetry);
@@ -134,17 +135,17 @@ impl Engine {
         Error::new(operation, failure).on(self.name)
     }
 
-    /// Whether this is a child, made by `fork`, of the process that built these locks. Costs a system call.
+    /// Is `true` in a child, made by `fork`, of the process that built these locks. Costs a system call.
     pub(crate) fn is_in_child(&self) -> bool {
         !self.is_of(std::process::id())
     }
 
-    /// Whether `process` is the one that built it.
+    /// Is `true` if `process` is the process that built it.
     pub(crate) const fn is_of(&self, process: u32) -> bool {
         self.process == process
     }
 
-    /// Refuses to use connections that are the parent's, and to take what nobody would renew.
+    /// Refuses to use connections that are the parent's, and to take locks that no keeper would renew.
     pub(crate) fn refuse_in_child(&self) -> Result<(), Failure> {
         match self.is_in_child() {
             false => Ok(()),
@@ -155,12 +156,12 @@ impl Engine {
         }
     }
 
-    /// What requests are bounded by.
+    /// Returns the clock and the timers by which requests are bounded.
     pub(super) const fn of_requests(&self) -> (&Clock, &Timers) {
         (&self.clock, &self.timers)
     }
 
-    /// Whether what asks the backend can go on where its caller is, and not only on the keeper's thread: in a tokio
+    /// Is `true` if a request can be made in the caller's runtime, and not only on the keeper's thread: in a tokio
     /// runtime, whose clock is the machine's unless there are no servers to ask.
     pub(crate) fn serves_here(&self) -> bool {
         match self.capabilities.in_process || self.registry.tasks.are_given() {
@@ -181,7 +182,7 @@ impl Engine {
         self.registry.tasks.run(future).await.ok_or_else(|| self.registry.closed())
     }
 
-    /// Awaits `future` here. Only memory asks nobody who might call the waker on another thread.
+    /// Awaits `future` here. A backend in memory calls no waker on another thread; with all others, wakers are guarded.
     pub(crate) async fn awaited<F: Future>(&self, future: Pin<&mut F>) -> F::Output {
         if self.capabilities.in_process {
             return future.await;
@@ -218,12 +219,13 @@ impl Engine {
         self.refuse_in_child()?;
         // Boxed: these are rare, and their futures would be part of the caller's twice.
         let answer = self.run(Box::pin(timer::question(limit, request))).await?;
+        // A failure is no contact: a connection that cannot be opened fails as well.
         let answer = answer.unwrap_or(Err(unanswered))?;
         self.registry.contacted(self.clock.now());
         Ok(answer)
     }
 
-    /// Asks who holds `key`.
+    /// Asks for the holder of `key`.
     pub(crate) async fn inspect(
         self: &Arc<Self>,
         key: &Key,
@@ -234,7 +236,7 @@ impl Engine {
         self.ask(limit, unanswered, async move { asked.backend.inspect(&of).await }).await
     }
 
-    /// Asks who holds `key`, and how much of it.
+    /// Asks for the holder of `key`, and the part of it that is taken.
     pub(crate) async fn occupancy(
         self: &Arc<Self>,
         key: &Key,
@@ -245,11 +247,12 @@ impl Engine {
         self.ask(limit, unanswered, async move { asked.backend.occupancy(&of).await }).await
     }
 
-    /// The lock was released: the first in line here may ask, unless this process had it for as long as it may while
+    /// Reports a release: the first waiter here may ask, unless this process had the lock for as long as it may while
     /// others wait elsewhere.
     pub(crate) fn released(&self, key: &Key, tenure: Option<Tenure>, others_waiting: u32) {
         let now = || self.clock.now();
         match tenure.and_then(|tenure| self.tenures.released(key, tenure, others_waiting, now)) {
+            // Local waiters yield with their process, which would otherwise be the next holder again.
             Some(until) => self.wait_queue.stand_back(key, until),
             None => self.wait_queue.released(key),
         }
@@ -279,7 +282,7 @@ impl Engine {
 
     /// Gives `task` to the keeper. Works on any thread, without a runtime, and never blocks.
     pub(crate) fn later(&self, task: impl Future<Output = ()> + Send + 'static) {
-        // When the keeper is dead, it has said so, and the lease is the floor.
+        // A keeper that is dead has reported so, and the lease ends what it does not withdraw.
         let _ = self.tasks.send(Box::pin(task));
     }
 }
@@ -287,13 +290,13 @@ impl Engine {
 /// The bound of an announcement.
 const ANNOUNCING: Duration = Duration::from_secs(1);
 
-/// How long a process stands back: until one who is notified, or who polls, has asked; and where polls are rare, for no
-/// longer than others had to wait.
+/// Returns how long a process yields: until a waiter that is notified, or that polls, has asked; and where polls are
+/// rare, for no longer than others had to wait.
 fn stand_back(capabilities: &Capabilities, limits: &HandoffLimits) -> Duration {
     if capabilities.notified { STAND_BACK } else { capabilities.poll_to.min(limits.time) }
 }
 
-/// A notification, a wake-up and a request take less, also between machines, and also on one that is busy.
+/// The time that a notification, a wake-up and a request take at most, also between machines and on a busy one.
 const STAND_BACK: Duration = Duration::from_millis(5);
 
 impl fmt::Debug for Engine {
@@ -320,7 +323,7 @@ impl ClaimHost for HoldRegistry {
     }
 }
 
-/// One lock that is wanted: where, which, how, and from which place in the program.
+/// A lock that is wanted: its engine, its key, its options, and the place in the program.
 #[derive(Clone)]
 pub(crate) struct Spec {
     pub(crate) engine: Arc<Engine>,
@@ -330,7 +333,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// What spans and metrics say of it.
+    /// Returns the labels of spans and metrics for it.
     pub(crate) const fn subject(&self) -> Subject<'_> {
         Subject { key: &self.key, site: self.site }
     }
@@ -342,6 +345,7 @@ impl Spec {
     /// Prepares a claim under a new token.
     pub(crate) fn claim(&self) -> Result<Box<dyn DynClaim>, Failure> {
         let engine = &self.engine;
+        // Before a token is drawn: the child has a copy of the parent's stock of them.
         engine.refuse_in_child()?;
         let request = ClaimRequest::new(
             self.key.clone(),
@@ -355,6 +359,7 @@ impl Spec {
             engine.entropy.clone(),
             Host::new(Arc::<HoldRegistry>::clone(&engine.registry), self.site),
         );
+        // Nothing was sent by `claim`, so that a panic there is a failure that certainly changed nothing.
         let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
         guard(|| engine.backend.claim(request)).map_err(panicked)
     }

@@ -23,25 +23,27 @@ pub(super) struct Pending<'a> {
 
 impl<'a> Pending<'a> {
     pub(crate) fn new(spec: &'a Spec) -> Result<Self, Failure> {
+        // Counted before the claim is made: a shutdown waits for every claim that may reach a server.
         let activity = Some(spec.engine.registry.activity.begin());
         let claim = spec.claim()?;
         let written = claim.request_clock();
         Ok(Self { spec, claim: Some(claim), written, in_flight: InFlight::default(), activity })
     }
 
-    /// Whether something of it may be on the server: what an attempt took, or what keeps others out.
+    /// Is `true` if something of it may be on the server: a lock that an attempt took, or an entry that keeps others
+    /// out.
     pub(super) fn leaves_something(&self) -> bool {
         self.claim.as_ref().is_some_and(|claim| self.in_flight.may_arrive() || !claim.is_clean())
     }
 
-    /// An attempt begins. Returns what tells of its way to the wire, if anything does.
+    /// Notes that an attempt begins. Returns the clock that reports its way to the wire, if there is one.
     pub(super) fn begin_request(&self) -> Option<RequestClock> {
         let written = self.written.clone();
         written.inspect(RequestClock::begin)
     }
 }
 
-/// Says that a claim is not where it should be.
+/// Returns the failure of a claim that is not where it should be.
 pub(super) fn gone() -> Failure {
     Failure::new(ErrorKind::Closed, "the claim is gone")
 }
@@ -49,6 +51,7 @@ pub(super) fn gone() -> Failure {
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         let engine = &self.spec.engine;
+        // A claim that left nothing is dropped here: no request is needed, and the keeper is not woken.
         if let Some(claim) = self.claim.take()
             && (self.in_flight.may_arrive() || !claim.is_clean())
             && let Some(activity) = self.activity.take()
@@ -66,6 +69,7 @@ impl Drop for Pending<'_> {
                 leave_until: Timestamp::from_nanos(0),
                 retracts: None,
                 is_term: false,
+                // Counted here, before this drop returns: an acquire that begins anew after it sees that claim.
                 left: Some(LeftClaim::new(&engine.acquires.left_claims, &self.spec.key)),
             };
             cleanup.later();

@@ -1,6 +1,6 @@
-//! Servers that say no to what they may well be asked: a password was rotated, a right removed, a table renamed.
+//! Servers that refuse requests which they may well be asked: a password was rotated, a right removed, a table renamed.
 //!
-//! Whoever runs them can mend that within seconds, so that nothing that goes on for long ends by it. A warning says so,
+//! An operator can mend that within seconds, so that nothing that goes on for long ends by it. A warning reports it,
 //! and the servers are asked again, more and more rarely.
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(crate) struct Refusals<'a> {
     engine: &'a Engine,
     site: Site,
     pauses: Backoff,
-    /// Whether the last answer was one.
+    /// Is `true` if the last answer was a refusal.
     refused: bool,
 }
 
@@ -24,19 +24,19 @@ impl<'a> Refusals<'a> {
         Self { engine, site, pauses: Backoff::of_refusals(), refused: false }
     }
 
-    /// Tells of a refusal, and returns how long to pause after it.
+    /// Reports a refusal, and returns how long to pause after it.
     pub(crate) fn pause(&mut self, failure: &Failure) -> Duration {
         self.refused = true;
         self.engine.telemetry.refused(self.site, failure);
         self.pauses.pause(self.engine.entropy.fraction())
     }
 
-    /// Whether the servers refused when they were asked last.
+    /// Is `true` if the servers refused the last request.
     pub(crate) const fn last(&self) -> bool {
         self.refused
     }
 
-    /// The servers answered.
+    /// Notes that the servers answered.
     pub(crate) fn are_over(&mut self) {
         if std::mem::take(&mut self.refused) {
             self.pauses = Backoff::of_refusals();

@@ -1,4 +1,13 @@
-//! What is held, in the order in which the keeper has to look at it.
+//! The holds of one engine, in the order in which the keeper has to look at them.
+//!
+//! ```text
+//!  granted ── list ──▶ listed, counted by key ── note_lost ──▶ listed, not counted
+//!                                │                                     │
+//!                                └──────────────▶ unlist ◀─────────────┘
+//! ```
+//!
+//! A listed hold is in `due` by the moment of its next renewal or of its end, whichever comes first. A hold that was
+//! lost stays listed until its guard goes or the keeper gives it up, so that a shutdown waits for its release.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -20,57 +29,57 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::{Loss, Stats, Telemetry};
 
-/// What is held, and what is under way.
+/// The holds, and the work that is under way.
 pub(crate) struct HoldRegistry {
     pub(super) clock: Clock,
     pub(super) telemetry: Arc<Telemetry>,
     pub(crate) tasks: Tasks,
     pub(crate) activity: Arc<Activity>,
     holds: Mutex<HoldIndex>,
-    /// When the keeper looks next by itself. Only a hold that is due earlier wakes it.
+    /// The next look of the keeper by itself. Only a hold that is due earlier wakes it.
     next_look: AtomicU64,
     pub(super) wake: Notify,
-    /// When the backend answered last, zero before it ever did. It decides nothing, so that a scheduler of threads need
-    /// not know of it.
+    /// The moment of the backend's last answer, zero before the first one. It decides nothing, so that a scheduler of
+    /// threads need not know of it.
     contact: PlainU64,
     closed: AtomicBool,
     draining: AtomicBool,
-    /// The first of those that are drained together with this one. Set before any of them is drained, so that a
-    /// scheduler of threads need not know of it.
+    /// The first of the registries that are drained together with this one. Set before any of them is drained, so that
+    /// a scheduler of threads need not know of it.
     group: OnceLock<Weak<Self>>,
-    /// Nobody renews any more.
+    /// Is `true` if the keeper has ended, so that nothing is renewed any more.
     dead: AtomicBool,
     shut: Notify,
 }
 
-/// The holds. No code of others runs while they are locked, and nothing that takes longer with their number but for a
+/// The holds. No code of others runs while they are locked, and nothing whose cost grows with their number but for a
 /// step down a tree.
 #[derive(Default)]
 struct HoldIndex {
-    /// By when the keeper has to look at them, and by their number.
+    /// The holds by the moment at which the keeper has to look at them, and by their number.
     due: BTreeMap<(Timestamp, u64), Arc<Hold>>,
-    /// How many of a key are held and were not lost.
+    /// The number of holds of each key that were not lost.
     keys: HashMap<Key, u32, RandomState>,
     last_number: u64,
 }
 
-/// Where a hold stands in the registry; changed only while the registry is locked.
+/// The entry of a hold in the registry; changed only while the registry is locked.
 #[derive(Debug, Default)]
 pub(super) struct RegistryEntry {
-    /// Zero when it is not listed.
+    /// The hold's number; zero when it is not listed.
     number: AtomicU64,
     due: AtomicU64,
-    /// Whether it is counted by its key.
+    /// Is `true` if it is counted by its key.
     counted: AtomicBool,
 }
 
 impl RegistryEntry {
-    /// Whether the hold is one of those that are held, or were lost and not released.
+    /// Is `true` if the hold is held, or was lost and not released.
     pub(super) fn is_listed(&self) -> bool {
         self.number.load(Ordering::Relaxed) != 0
     }
 
-    /// Its place among the holds, if it has one.
+    /// Returns its place among the holds, if it has one.
     fn place(&self) -> Option<(Timestamp, u64)> {
         let number = self.number.load(Ordering::Relaxed);
         (number != 0).then(|| (Timestamp::from_nanos(self.due.load(Ordering::Relaxed)), number))
@@ -88,6 +97,7 @@ impl HoldIndex {
     }
 
     fn count_out(&mut self, hold: &Hold) {
+        // Swapped, since the loss and the end of a hold both count it out, in either order.
         if hold.listing.counted.swap(false, Ordering::SeqCst)
             && let Some(count) = self.keys.get_mut(&hold.key)
         {
@@ -99,35 +109,35 @@ impl HoldIndex {
     }
 }
 
-/// What is known without asking the backend.
+/// The health as it is known without asking the backend.
 pub(crate) struct EngineHealth {
-    /// Whether acquires are accepted.
+    /// Is `true` if acquires are accepted.
     pub(crate) accepts: bool,
-    /// How long ago the backend answered.
+    /// The time since the backend answered.
     pub(crate) contact: Option<Duration>,
-    /// For how long a renewal is overdue.
+    /// The time for which a renewal is overdue.
     pub(crate) oldest: Option<Duration>,
-    /// How late the keeper is.
+    /// The delay of the keeper.
     pub(crate) keeper_lag: Duration,
 }
 
-/// What a look at the registry found.
+/// The result of a look at the registry.
 pub(super) struct DueWork {
-    /// To be renewed.
+    /// The holds to be renewed.
     pub(super) due: Vec<Arc<Hold>>,
-    /// To be given up for their owners.
+    /// The holds to be given up for their owners.
     pub(super) overdue: Vec<Arc<Hold>>,
-    /// When to look next.
+    /// The time of the next look.
     pub(super) next: Timestamp,
 }
 
 /// The keeper looks at least this often, so that a lock with a longer sixth of its lease never has to wake it.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
-/// How many holds are looked at before acquires and releases get their turn.
+/// The number of holds that are looked at before acquires and releases get their turn.
 const BATCH: usize = 64;
 
-/// How many renewals go out together before some of them are due. More are spread instead.
+/// The number of renewals that go out together before some of them are due. More are spread instead.
 const TOGETHER: usize = 64;
 
 /// The part of a lease by which a renewal may go out early, with others that are due. A third of the lease is the time
@@ -165,16 +175,19 @@ impl HoldRegistry {
             hold.listing.counted.store(true, Ordering::SeqCst);
             *holds.keys.entry(hold.key.clone()).or_default() += 1;
             holds.due.insert((due, number), Arc::clone(hold));
+            // It may have been lost before it was listed, when `note_lost` found nothing to count out.
             if hold.is_lost() {
                 holds.count_out(hold);
             }
         }
+        // After the hold is listed, and not under the lock: a subscriber may block or acquire a lock.
         self.telemetry.granted(hold.subject(), &hold.trace);
         self.look_by(due);
     }
 
     /// Has the keeper look at this time. Wakes it only when it would come too late by itself.
     pub(super) fn look_by(&self, at: Timestamp) {
+        // Lowered before the wake-up, so that one of many holds that are listed at once wakes the keeper.
         if self.next_look.fetch_min(at.as_nanos(), Ordering::AcqRel) > at.as_nanos() {
             self.telemetry.keeper_woken();
             self.wake.notify_one();
@@ -187,7 +200,7 @@ impl HoldRegistry {
         let is_earlier = {
             let mut holds = self.holds.lock();
             let is_earlier = hold.listing.place().is_some_and(|(due, _)| at < due);
-            // One that is due later than before is looked at once for nothing, which is cheaper than to move it each
+            // A hold that is due later than before is looked at once for nothing, which is cheaper than to move it each
             // time.
             if is_earlier {
                 holds.replan(hold, at);
@@ -199,10 +212,11 @@ impl HoldRegistry {
         }
     }
 
-    /// Ends what `list` began, once. `lost` tells what the hold was worth at its end.
+    /// Ends what `list` began, once. `lost` is the hold's condition at its end.
     pub(super) fn unlist(&self, hold: &Hold, lost: bool, now: Timestamp) {
         let listed = {
             let mut holds = self.holds.lock();
+            // The number is cleared under the lock: of a release and a keeper that gives up, one reports the end.
             let Some(place) = hold.listing.place() else { return };
             hold.listing.number.store(0, Ordering::Relaxed);
             holds.count_out(hold);
@@ -210,19 +224,19 @@ impl HoldRegistry {
         };
         let held = now.since(hold.acquired_at);
         self.telemetry.ended(hold.subject(), &hold.trace, lost, held, &hold.engine.wait_queue);
-        // Outside of the lock.
+        // Not under the lock: the last reference to a hold drops its claim, which is code of a backend.
         drop(listed);
         self.activity.changed();
     }
 
-    /// A hold was lost: its key is not held here by it any more.
+    /// Notes that a hold was lost: its key is not held here by it any more.
     pub(super) fn note_lost(&self, hold: &Hold) {
         if hold.listing.counted.load(Ordering::SeqCst) {
             self.holds.lock().count_out(hold);
         }
     }
 
-    /// Whether `key` is held here and was not lost, so that nobody has to ask for it.
+    /// Is `true` if `key` is held here and was not lost, so that it need not be asked for.
     pub(crate) fn holds_key(&self, key: &Key) -> bool {
         self.holds.lock().keys.contains_key(key)
     }
@@ -236,10 +250,13 @@ impl HoldRegistry {
         self.next_look.store(idle.as_nanos(), Ordering::Release);
         let (mut due, mut ended) = (Vec::new(), Vec::new());
         while self.look_at_some(now, &mut due, &mut ended) == BATCH {}
+        // Not under the lock: `condition` notices the loss, which wakes waiters and takes the lock to count the hold
+        // out.
         for hold in &ended {
             hold.condition();
         }
         ended.retain(|hold| hold.overdue_at() <= now);
+        // Read after the looks, which moved holds to their next moments.
         let first = self.holds.lock().due.first_key_value().map(|((at, _), _)| *at);
         let next = first.map_or(idle, |first| idle.min(first));
         let planned = self.next_look.fetch_min(next.as_nanos(), Ordering::AcqRel);
@@ -264,7 +281,7 @@ impl HoldRegistry {
             } else if hold.deadline() <= now {
                 hold.renew_never();
                 ended.push(Arc::clone(&hold));
-                // Stays listed until its guard goes, or it is overdue.
+                // Stays listed until its guard goes, or until it is overdue where a session keeps the lock.
                 let overdue = hold.overdue_at();
                 holds.replan(&hold, if overdue <= now { Timestamp::NEVER } else { overdue });
                 continue;
@@ -274,12 +291,12 @@ impl HoldRegistry {
         BATCH
     }
 
-    /// The backend answered something.
+    /// Notes that the backend answered.
     pub(crate) fn contacted(&self, at: Timestamp) {
         self.contact.store(at.as_nanos(), Ordering::Relaxed);
     }
 
-    /// What is known without asking the backend.
+    /// Returns the health as it is known without asking the backend.
     pub(crate) fn health(&self) -> EngineHealth {
         let now = self.clock.now();
         let contact = self.contact.load(Ordering::Relaxed);
@@ -310,7 +327,7 @@ impl HoldRegistry {
         self.holds.lock().due.values().map(Arc::clone).collect()
     }
 
-    /// Refuses acquires from now on, and ends those that wait.
+    /// Refuses acquires from now on, and ends the waits of those under way.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         wake_all(&self.shut);
@@ -321,7 +338,7 @@ impl HoldRegistry {
         self.group.get_or_init(|| Arc::downgrade(first));
     }
 
-    /// Whether bodies under locks of `other` may acquire here while locks are drained.
+    /// Is `true` if bodies under locks of `other` may acquire here while locks are drained.
     pub(super) fn serves(&self, other: &Self) -> bool {
         let groups = || self.group.get().zip(other.group.get());
         std::ptr::eq(self, other) || groups().is_some_and(|(ours, theirs)| ours.ptr_eq(theirs))
@@ -332,7 +349,8 @@ impl HoldRegistry {
         self.holds.lock().last_number
     }
 
-    /// Refuses acquires from now on, and ends those that wait, but for those of bodies that run under a lock of these.
+    /// Refuses acquires from now on, and ends the waits of those under way, but for acquires of bodies that run under a
+    /// lock of this registry or of one that is drained together with it.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
         wake_all(&self.shut);
@@ -346,9 +364,10 @@ impl HoldRegistry {
         self.draining.load(Ordering::SeqCst)
     }
 
-    /// Refuses acquires, and loses what is held: nobody is left to renew it.
+    /// Refuses acquires, and loses what is held, since it is not renewed any more.
     pub(super) fn keeper_is_dead(&self) {
         self.dead.store(true, Ordering::SeqCst);
+        // Closed first: an acquire lists its hold and then looks at this, so that no hold escapes both.
         self.close();
         let held = self.held();
         Telemetry::keeper_died(held.len());
@@ -358,7 +377,7 @@ impl HoldRegistry {
         self.activity.changed();
     }
 
-    /// Says why acquires are refused.
+    /// Returns the reason why acquires are refused.
     pub(super) fn closed(&self) -> Failure {
         let why = match self.dead.load(Ordering::SeqCst) {
             true => {
@@ -374,6 +393,7 @@ impl HoldRegistry {
 
     /// Resolves when the registry is closed, or is drained, after this call.
     pub(super) fn shut(&self) -> Notified<'_> {
+        // The future listens from this call on, so that it is made before the flags are read.
         self.shut.notified()
     }
 
@@ -411,7 +431,7 @@ mod tests {
         let locks = Locks::new(Memory::with_clock(clock.clock()));
         let engine = locks.engine();
         let telemetry = Telemetry::new("memory", None, false, false, None);
-        // Of its own, which no keeper looks at.
+        // A registry of its own, which no keeper looks at.
         let tasks = engine.registry.tasks.clone();
         let registry = HoldRegistry::new(clock.clock(), Arc::new(telemetry), tasks);
         let holds: Vec<_> = (0..1_000).map(|n| hold(engine, &format!("{n}"), LEASE * 100)).collect();

@@ -9,16 +9,16 @@
 //!                     └─ failed, dropped         └─ not settled ──▶ repeated by the keeper
 //! ```
 //!
-//! | state | who has the claim | what follows |
+//! | state | has the claim | then |
 //! |---|---|---|
-//! | closed | the hold, or a renewal under way, which lets go of it at once | nobody believes in the hold any more |
-//! | passed on | the first in line of this process, see [`handoff`](super::handoff) | nothing is asked of the backend |
+//! | closed | the hold, or a renewal under way, which gives it back at once | the hold counts as held no more |
+//! | passed on | the first waiter of this process, see [`handoff`](super::handoff) | nothing is asked of the backend |
 //! | claim taken | the [`Release`] | one request, which is made again where a failure may pass |
-//! | withdrawn | the [`Release`] | the next in line is notified; nothing is left to do if the answer is settled |
+//! | withdrawn | the [`Release`] | the next waiter is notified; nothing is left to do if the answer is settled |
 //! | repeated by the keeper | a [`Cleanup`] | it is withdrawn until that is settled, or the lease has ended it |
 //!
-//! A [`Release`] that is dropped hands what is left to the keeper, whatever its state. So that is all that a guard does
-//! which is dropped.
+//! A [`Release`] that is dropped hands what is left to the keeper, whatever its state. A guard that is dropped does no
+//! more than that.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -41,12 +41,12 @@ use crate::telemetry::{Spanned, Telemetry};
 /// A closed hold that is being released. Dropping it midway leaves the rest to the keeper.
 pub(crate) struct Release {
     hold: Arc<Hold>,
-    /// What it was worth when it was closed.
+    /// The condition of the hold when it was closed.
     was: Condition,
     claim: Option<Box<dyn DynClaim>>,
-    /// Until nothing is left to do.
+    /// The token of the release, kept until nothing is left to do.
     activity: Option<ActivityToken>,
-    /// The next one in this process has it.
+    /// Is `true` if the next waiter of this process has the lock.
     passed_on: bool,
 }
 
@@ -56,6 +56,7 @@ impl Release {
     pub(crate) fn begin(hold: Arc<Hold>) -> Result<Self, Error> {
         if let Err(failure) = hold.engine.refuse_in_child() {
             let error = hold.error(Operation::Release, failure);
+            // Its drop would close connections that are the parent's.
             std::mem::forget(hold);
             return Err(error);
         }
@@ -64,6 +65,7 @@ impl Release {
 
     /// Closes the hold of this process, and passes the lock on if that can be.
     pub(super) fn close(hold: Arc<Hold>) -> Self {
+        // Begun before the hold is closed, which unlists it: a shutdown finds it in the one place or the other.
         let activity = hold.engine.registry.activity.begin();
         let was = hold.close();
         let (claim, activity, passed_on) = match pass_on(&hold, was, activity) {
@@ -73,7 +75,7 @@ impl Release {
         Self { hold, was, claim, activity, passed_on }
     }
 
-    /// Waits until the backend confirms it.
+    /// Waits until the backend confirms the release.
     pub(crate) async fn finish(self) -> Result<(), Error> {
         let hold = Arc::clone(&self.hold);
         let span = hold.engine.telemetry.release_started(hold.subject());
@@ -87,7 +89,7 @@ impl Release {
         } else {
             // On the keeper's thread, for a caller whose runtime does not serve.
             let closed = |failure| Err(hold.error(Operation::Release, failure));
-            // Boxed: rare, and else part of every release's future.
+            // Boxed: rare, and otherwise part of every release's future.
             Box::pin(hold.engine.run(withdrawing)).await.unwrap_or_else(closed)
         };
         hold.engine.telemetry.released(&span, result.as_ref().err());
@@ -96,6 +98,7 @@ impl Release {
 
     async fn withdraw(mut self) -> Result<(), Error> {
         let fail = |hold: &Hold, failure| hold.error(Operation::Release, failure);
+        // No claim yet where the hold was not passed on for a reason that came before it was taken.
         if self.claim.is_none() {
             self.claim = claim_of(&self.hold).await.map_err(|failure| fail(&self.hold, failure))?;
         }
@@ -112,10 +115,13 @@ impl Release {
         if hold.options.role == Some(Role::Leader) {
             hold.engine.announce(&hold.key);
         }
+        // Not settled: the drop of this leaves the rest to the keeper, by the token that is still here.
         if withdrawn.settled {
             self.activity = None;
         }
+        // After the token is gone: a waiter that is woken by this finds no release under way.
         hold.engine.released(&hold.key, hold.ended_tenure(), withdrawn.others_waiting);
+        // After a repetition, "absent" may be the effect of the first request, whose answer was lost.
         let ours = withdrawn.removed || asked_again > 0;
         if self.was == Condition::Lost || !ours { Err(not_held(hold)) } else { Ok(()) }
     }
@@ -132,7 +138,7 @@ impl Drop for Release {
 }
 
 /// Returns the hold that a guard is to release whose share [ended](super::share::Share::end), if that was the last one;
-/// and else the result.
+/// otherwise the result of the release.
 #[inline(always)]
 pub(crate) fn step_back(ended: Result<Arc<Hold>, Arc<Hold>>) -> Result<Arc<Hold>, Result<(), Error>> {
     match ended {
@@ -160,8 +166,8 @@ pub(crate) async fn all(
     result
 }
 
-/// Waits for so long for the release of what was taken before another lock could not be had; an error is logged as that
-/// of `first`. What is not confirmed by then goes on in the background.
+/// Waits at most `limit` for the release of locks that were taken before another lock could not be had; an error is
+/// logged as that of `first`. A release that is not confirmed by then goes on in the background.
 pub(crate) async fn give_back(
     first: &Hold,
     limit: Duration,
@@ -173,7 +179,7 @@ pub(crate) async fn give_back(
     }
 }
 
-/// What a release says of a hold that is handed over.
+/// Returns the result of the release of a hold that is handed over.
 fn carried(hold: &Hold) -> Result<(), Error> {
     match hold.carriage() {
         Carriage::Begun | Carriage::Done => Ok(()),

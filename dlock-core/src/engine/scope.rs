@@ -1,7 +1,16 @@
-//! Who owns a lock: the async scope, never a thread or a task.
+//! The owner of a lock: the async scope, never a thread or a task.
 //!
-//! A scope follows the code: what a body calls and awaits is inside it, on whatever thread. Spawned tasks are not,
+//! A scope follows the code: all that a body calls and awaits is inside it, on whatever thread. Spawned tasks are not,
 //! unless wrapped with [`in_current_scope`]; and two branches of one `join!` that each take a lock are two owners.
+//!
+//! Scopes form a chain, such as this one:
+//!
+//! ```text
+//! Body (run, the attribute) ── parent ──▶ Owner (Locks::scope) ── parent ──▶ Task (in_current_scope) ──▶ ...
+//!   its holds                               guards by hand                     guards by hand
+//! ```
+//!
+//! A nested acquire goes along the parents, from the inside out, and enters the first hold of its key again.
 
 use std::cell::LazyCell;
 use std::collections::HashMap;
@@ -33,7 +42,7 @@ tokio::task_local! {
     static SCOPE: Scope;
 }
 
-/// One owner, and those around it.
+/// An owner, and those around it.
 #[derive(Clone)]
 pub(crate) struct Scope(Arc<ScopeNode>);
 
@@ -42,7 +51,7 @@ pub(crate) struct ScopeNode {
     kind: ScopeKind,
     /// The guards that were taken by hand here, by the engine's address and the key.
     by_hand: Mutex<HashMap<(usize, Key), ByHand, RandomState>>,
-    /// How many guards of what a body holds were taken by hand here, by the hold's address. Few at a time.
+    /// The number of guards of what a body holds that were taken by hand here, by the hold's address. Few at a time.
     further: Mutex<SmallVec<[(usize, u32); 1]>>,
 }
 
@@ -58,10 +67,10 @@ enum ScopeKind {
 struct Body {
     /// A lock, or several; none where it runs unlocked on purpose.
     held: HeldLocks,
-    /// How deep it is nested in bodies under the same.
+    /// The depth at which it is nested in bodies under these holds.
     depth: u32,
-    /// It was the first to enter its only hold, and no owner is around it: the hold itself counts the guards that are
-    /// taken by hand in it, which costs nothing.
+    /// Is `true` if the body was the first to enter its only hold, and has no owner around it: the hold itself counts
+    /// the guards that are taken by hand in it, which costs nothing.
     counted_by_hold: bool,
 }
 
@@ -75,9 +84,9 @@ impl Body {
 struct Entered {
     hold: Arc<Hold>,
     condition: Condition,
-    /// How deep the calling code is nested in it.
+    /// The depth at which the calling code is nested in it.
     depth: u32,
-    /// Whether the hold itself counts the guards that are taken by hand here.
+    /// Is `true` if the hold itself counts the guards that are taken by hand here.
     counted_by_hold: bool,
 }
 
@@ -92,7 +101,7 @@ impl Scope {
         Self(Arc::new(ScopeNode { parent, kind, by_hand: Mutex::default(), further: Mutex::default() }))
     }
 
-    /// The scope of a body under these. Bodies under one lock that are nested are distinguished by their depth.
+    /// Makes the scope of a body under these holds. Nested bodies under one lock are distinguished by their depth.
     pub(crate) fn of_body(held: HeldLocks) -> Self {
         let around = current();
         let depths =
@@ -100,6 +109,7 @@ impl Scope {
         let depth = depths.max().unwrap_or_default() + 1;
         let is_owner = |node: &Arc<ScopeNode>| matches!(node.kind, ScopeKind::Owner(_));
         let has_owner = around.iter().flat_map(Self::nodes).any(is_owner);
+        // With an owner around it, guards are noted with that owner, which has to find them again.
         let counted_by_hold = !has_owner && matches!(held.holds(), [only] if only.has_one_share());
         Self::child(around, ScopeKind::Body(Body { held, depth, counted_by_hold }))
     }
@@ -108,9 +118,11 @@ impl Scope {
         Self::child(current(), ScopeKind::Owner(Arc::downgrade(engine)))
     }
 
-    /// The scope of a task that takes this one along. Tasks that follow each other make no chain.
+    /// Makes the scope of a task that takes this one along. Tasks that follow each other make no chain.
     fn of_task(self) -> Self {
         let parent = match &self.0.kind {
+            // A task without guards is left out: a chain of tasks that spawn each other would keep all of them in
+            // memory.
             ScopeKind::Task if self.0.by_hand.lock().is_empty() => self.0.parent.clone(),
             _ => Some(self),
         };
@@ -127,7 +139,7 @@ impl Scope {
         SCOPE.sync_scope(self.clone(), code)
     }
 
-    /// This and those around it, from the inside out.
+    /// Iterates over this scope and those around it, from the inside out.
     fn nodes(&self) -> impl Iterator<Item = &Arc<ScopeNode>> {
         std::iter::successors(Some(&self.0), |node| node.parent.as_ref().map(|scope| &scope.0))
     }
@@ -137,6 +149,7 @@ impl Scope {
         self.nodes().find_map(|node| match &node.kind {
             ScopeKind::Body(body) => body.held.holds().iter().rev().find_map(&mut visit),
             ScopeKind::Owner(_) | ScopeKind::Task => {
+                // Collected first: `visit` may run code of a backend or a waker, which may take or drop a guard here.
                 let holds: Vec<_> =
                     node.by_hand.lock().values().filter_map(|by_hand| by_hand.hold.upgrade()).collect();
                 holds.iter().find_map(&mut visit)
@@ -144,15 +157,16 @@ impl Scope {
         })
     }
 
-    /// The hold of `key` that can be entered again. One that was lost is released: a session, or what is left of a
+    /// Finds the hold of `key` that can be entered again. A hold that was lost is released: a session, or the rest of a
     /// lease, may still keep it, and the caller would wait for itself.
     fn find_entered(&self, engine: &Arc<Engine>, key: &Key) -> Option<Entered> {
         let enterable = |hold: &Arc<Hold>, depth, counted_by_hold| match hold.condition() {
-            // The parent's, in a child made by `fork`: the acquire is refused.
+            // It is the parent's, in a child made by `fork`: the acquire is refused.
             Condition::Held | Condition::Suspect if hold.engine.is_in_child() => None,
             condition @ (Condition::Held | Condition::Suspect) => {
                 Some(Entered { hold: Arc::clone(hold), condition, depth, counted_by_hold })
             }
+            // Released here once: another look finds it unlisted.
             Condition::Lost if hold.listing.is_listed() && !hold.engine.is_in_child() => {
                 give_up(hold);
                 None
@@ -177,7 +191,7 @@ impl Scope {
         })
     }
 
-    /// How deep the calling code is nested in bodies under this hold.
+    /// Returns the depth at which the calling code is nested in bodies under this hold.
     fn depth_of(&self, hold: &Arc<Hold>) -> Option<u32> {
         self.nodes().find_map(|node| match &node.kind {
             ScopeKind::Body(body) if body.is_under(hold) => Some(body.depth),
@@ -185,31 +199,32 @@ impl Scope {
         })
     }
 
-    /// The node in which a guard that is taken by hand can be entered again: that of the task, or of the owner.
+    /// Returns the node in which a guard that is taken by hand can be entered again: that of the task, or of the owner.
     fn owner_of(&self, engine: &Arc<Engine>) -> Option<&Arc<ScopeNode>> {
         let owns = |node: &&Arc<ScopeNode>| matches!(&node.kind, ScopeKind::Owner(own) if own.as_ptr() == Arc::as_ptr(engine));
         let owner = self.nodes().find(owns)?;
+        // A task within the owner enters its own guards only: its siblings run beside it.
         let task = self.nodes().take_while(|node| !Arc::ptr_eq(node, owner));
         Some(task.into_iter().find(|node| matches!(node.kind, ScopeKind::Task)).unwrap_or(owner))
     }
 }
 
 impl ScopeNode {
-    /// One more guard of this hold was taken by hand here. How many there are.
+    /// Counts one more guard of this hold that was taken by hand here. Returns the number of them.
     fn note(&self, hold: &Arc<Hold>) -> u32 {
         let mut by_hand = self.by_hand.lock();
         let entry = by_hand
             .entry((address(&hold.engine), hold.key.clone()))
             .or_insert_with(|| ByHand { hold: Arc::downgrade(hold), guards: 0 });
         if entry.hold.as_ptr() != Arc::as_ptr(hold) {
-            // The one before was lost.
+            // The hold that had the entry was lost.
             *entry = ByHand { hold: Arc::downgrade(hold), guards: 0 };
         }
         entry.guards += 1;
         entry.guards
     }
 
-    /// One more guard of this hold, which a body has, was taken by hand here. How many there are.
+    /// Counts one more guard of this hold, which a body has, that was taken by hand here. Returns the number of them.
     fn count(&self, hold: usize) -> u32 {
         let mut further = self.further.lock();
         if let Some((_, guards)) = further.iter_mut().find(|(other, _)| *other == hold) {
@@ -220,7 +235,7 @@ impl ScopeNode {
         1
     }
 
-    /// A guard that was counted is gone.
+    /// Takes a guard that was counted off.
     fn uncount(&self, hold: usize) {
         let mut further = self.further.lock();
         if let Some(place) = further.iter().position(|(other, _)| *other == hold) {
@@ -231,7 +246,7 @@ impl ScopeNode {
         }
     }
 
-    /// A guard of this hold is gone.
+    /// Takes a guard of this hold off.
     fn forget(&self, hold: &Arc<Hold>) {
         let mut by_hand = self.by_hand.lock();
         let key = (address(&hold.engine), hold.key.clone());
@@ -248,9 +263,9 @@ impl ScopeNode {
 
 /// A guard's entry among those that were taken by hand; dropping it takes it out.
 pub(crate) enum Noted {
-    /// With an owner, who finds it.
+    /// An entry with an owner, which finds it.
     Found(Weak<ScopeNode>, Arc<Hold>),
-    /// Among those of a hold, by its address, that a body has.
+    /// An entry among those of a hold, by its address, that a body has.
     Counted(Arc<ScopeNode>, usize),
 }
 
@@ -288,8 +303,8 @@ fn too_deep(hold: &Hold, depth: u32) -> Error {
     hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why))
 }
 
-/// A further share of `key` when the calling scope holds it already. `by_hand` tells that it is not for a body, so that
-/// it counts among the guards that are nested in one.
+/// Takes a further share of `key` when the calling scope holds it already. `by_hand` is `true` if the share is not for
+/// a body, so that it counts among the guards that are nested in one.
 pub(crate) fn reenter(
     engine: &Arc<Engine>,
     key: &Key,
@@ -310,6 +325,7 @@ pub(crate) fn reenter(
         let why = "the caller holds it already and this acquire is not reentrant; it would wait for itself";
         return Err(hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why)));
     }
+    // As an error and not as a share: the nested body must not begin before the lock is certain.
     if condition == Condition::Suspect {
         hold.check()?;
     }
@@ -317,9 +333,10 @@ pub(crate) fn reenter(
         return Err(too_deep(&hold, depth));
     }
     let kind = if by_hand && counted_by_hold { ShareKind::Nested } else { ShareKind::Plain };
+    // `None` if the last share ended since, or the hold is being handed over: the acquire then goes to the backend.
     let Some((share, guards)) = Share::of(hold, kind) else { return Ok(None) };
     let hold = share.hold();
-    // It may have been downgraded meanwhile. From here on it is not, unless that was first.
+    // It may have been downgraded since `find_entered`. With this share there it cannot be any more.
     if options.mode.is_exclusive() && !hold.mode().is_exclusive() {
         return Err(only_reads(hold));
     }
@@ -339,7 +356,7 @@ fn only_reads(hold: &Hold) -> Error {
     hold.error(Operation::Acquire, Failure::new(ErrorKind::Deadlock, why))
 }
 
-/// Each acquire of permits has its own. Refuses one that waits for permits of the caller.
+/// Refuses an acquire that would wait for permits of the caller. Each acquire of permits has its own.
 fn refuse_own_permits(engine: &Arc<Engine>, key: &Key, (of, take): (u32, u32)) -> Result<(), Error> {
     let sum = |scope: &Scope| {
         let mut own = 0_u32;
@@ -367,7 +384,8 @@ fn refuse_own_permits(engine: &Arc<Engine>, key: &Key, (of, take): (u32, u32)) -
     }
 }
 
-/// The first key that the calling scope holds on this engine and that `test` says something about.
+/// Returns what `test` returns for the first key that the calling scope holds on this engine and for which it returns
+/// something.
 pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>) -> Option<T> {
     let find = |hold: &Arc<Hold>| {
         let held = Arc::ptr_eq(&hold.engine, engine)
@@ -377,18 +395,19 @@ pub(crate) fn find_key<T>(engine: &Arc<Engine>, test: impl Fn(&Key) -> Option<T>
     SCOPE.try_with(|scope| scope.find(find)).ok().flatten()
 }
 
-/// The lock's id; `None` when the backend panics.
+/// Returns the lock's id; `None` when the backend panics.
 fn id_of(engine: &Engine, key: &Key) -> Option<LockId> {
     guard(|| engine.backend.lock_id(key)).ok()
 }
 
-/// Refuses to wait for a lock that the calling scope holds by other `Locks`, which cannot be entered again by these. To
-/// be called once it is known that somebody has it: what this costs grows with what the scope holds.
+/// Refuses to wait for a lock that the calling scope holds by other `Locks`, which cannot be entered again by these.
+/// Called only once the lock is known to be taken: the cost grows with what the scope holds.
 pub(super) fn refuse_own(wanted: &Spec) -> Result<(), Failure> {
     if wanted.options.mode.permits().is_some() {
-        // It is others who have the rest.
+        // The rest of the permits belongs to others.
         return Ok(());
     }
+    // Asked for only where a hold of another engine is found: it is code of the backend.
     let wanted_id = LazyCell::new(|| id_of(&wanted.engine, &wanted.key));
     let is_same = |hold: &Arc<Hold>| {
         !Arc::ptr_eq(&hold.engine, &wanted.engine)
@@ -405,15 +424,15 @@ pub(super) fn refuse_own(wanted: &Spec) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the calling code runs in a body, or holds a guard by hand in its scope, under a lock that is listed there or
-/// in one that is drained together with it.
+/// Is `true` if the calling code runs in a body, or holds a guard by hand in its scope, under a lock of `registry` or
+/// of one that is drained together with it.
 fn holds_any(registry: &HoldRegistry) -> bool {
     let counts = |hold: &Arc<Hold>| registry.serves(&hold.engine.registry).then_some(());
     SCOPE.try_with(|scope| scope.find(counts)).is_ok_and(|found| found.is_some())
 }
 
-/// Refuses when the locks were shut down, or are drained and the calling code runs under none of them, nor of those
-/// that are drained together with them.
+/// Refuses an acquire when the locks were shut down, or are drained and the calling code runs under a lock neither of
+/// them nor of any that is drained together with them.
 pub(super) fn may_acquire(engine: &Engine) -> Result<(), Failure> {
     let registry = &engine.registry;
     match registry.is_closed() || (registry.is_draining() && !holds_any(registry)) {
@@ -422,9 +441,10 @@ pub(super) fn may_acquire(engine: &Engine) -> Result<(), Failure> {
     }
 }
 
-/// Resolves when the calling code may not acquire any more, and says why.
+/// Resolves, with the reason, when the calling code may not acquire any more.
 pub(crate) async fn refused(engine: &Engine) -> Failure {
     loop {
+        // Listens before it looks: a shutdown between the two is not missed.
         let shut = engine.registry.shut();
         if let Err(failure) = may_acquire(engine) {
             return failure;
@@ -433,8 +453,8 @@ pub(crate) async fn refused(engine: &Engine) -> Failure {
     }
 }
 
-/// Notes that a guard with this share was taken by hand, so that the owner may enter its lock again, if one was opened
-/// by hand, and that it counts where a body is under the lock.
+/// Notes that a guard with this share was taken by hand, so that its owner, if there is one, may enter the lock again,
+/// and that it counts where a body is under the lock.
 ///
 /// Fails when the owner has as many guards of this lock as may be nested.
 pub(crate) fn note(share: &mut Share, max_depth: u32) -> Result<Option<Box<Noted>>, Error> {
@@ -450,6 +470,7 @@ pub(crate) fn note(share: &mut Share, max_depth: u32) -> Result<Option<Box<Noted
         }
         // A further guard of what a body holds: only its depth counts.
         scope.depth_of(hold)?;
+        // Counted in the number of shares, without a lock and an allocation, as nearly all nested guards are.
         if matches!(&scope.0.kind, ScopeKind::Body(body) if body.counted_by_hold && body.is_under(hold)) {
             return Some((None, share.nest()));
         }
@@ -509,8 +530,8 @@ pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output>
     Sharing { future: ScopedFuture::Along { future: scope.of_task().enter(future) }, shares }
 }
 
-/// Keeps `future` in the scope of the calling code, wherever it is run. Without a share of what that holds: who awaits
-/// it is there.
+/// Keeps `future` in the scope of the calling code, wherever it is run. It gets no share of what that holds: the code
+/// that awaits it has those.
 pub(super) fn carried<F: Future>(future: F) -> impl Future<Output = F::Output> {
     match current() {
         Some(scope) => Either::Left(scope.enter(future)),
@@ -545,6 +566,7 @@ impl<F: Future> Future for Sharing<F> {
             ScopedFutureProjection::Outside { future } => future.poll(context),
         };
         if polled.is_ready() {
+            // With the end of the future, not of this: a caller may keep a finished future for long.
             this.shares.clear();
         }
         polled

@@ -12,25 +12,25 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// The share of the owner to whom a lock was granted.
+    /// Makes the share of the owner to which a lock was granted.
     pub(super) const fn first(hold: Arc<Hold>) -> Self {
         Self { hold: Some(hold), kind: ShareKind::Plain }
     }
 
-    /// One more share, unless the lock was released already, and how many there are of this kind.
+    /// Makes one more share, unless the lock was released already. Returns beside it how many there are of this kind.
     #[inline]
     pub(super) fn of(hold: Arc<Hold>, kind: ShareKind) -> Option<(Self, u32)> {
         let shares = hold.share(kind)?;
         Some((Self { hold: Some(hold), kind }, shares))
     }
 
-    /// Whether the hold counts this among the guards that were taken by hand.
+    /// Is `true` if the hold counts this among the guards that were taken by hand.
     #[inline]
     pub(crate) fn is_nested(&self) -> bool {
         self.kind == ShareKind::Nested
     }
 
-    /// Has the hold count this among the guards that were taken by hand. Returns how many these are.
+    /// Has the hold count this among the guards that were taken by hand. Returns the number of these.
     pub(super) fn nest(&mut self) -> u32 {
         self.kind = ShareKind::Nested;
         self.hold().nest()

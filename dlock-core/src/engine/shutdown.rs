@@ -37,7 +37,7 @@ async fn settles(engine: &Engine, limit: Duration) -> bool {
     }
     engine.finish_background().await;
     if engine.timers.within(limit, settled()).await.is_none() {
-        // Of what was held, the release may have begun just now.
+        // The release of a hold may have begun just now.
         engine.finish_background().await;
     }
     engine.timers.within(Duration::ZERO, settled()).await.is_some()
@@ -46,6 +46,7 @@ async fn settles(engine: &Engine, limit: Duration) -> bool {
 /// See [`Locks::drain_all`](crate::Locks::drain_all).
 pub(crate) async fn drain_all(engines: &[&Arc<Engine>], timeout: Duration) -> Result<(), Error> {
     let Some(first) = engines.first() else { return Ok(()) };
+    // All are joined before one is drained: bodies under any of them may acquire from the others until the end.
     for engine in engines {
         engine.registry.join(&first.registry);
     }
@@ -56,7 +57,7 @@ pub(crate) async fn drain_all(engines: &[&Arc<Engine>], timeout: Duration) -> Re
         let left = timeout.saturating_sub(started.elapsed());
         let drained = join_all(engines.iter().map(|engine| drain(engine, left))).await;
         drained.into_iter().collect::<Result<(), Error>>()?;
-        // Else a body may have taken a lock of those that were drained already.
+        // Otherwise a body may have taken a lock of those that were drained already.
         if listed_so_far() == before {
             return Ok(());
         }
@@ -67,18 +68,20 @@ pub(crate) async fn drain_all(engines: &[&Arc<Engine>], timeout: Duration) -> Re
 pub(crate) async fn shut_down(engine: Arc<Engine>, timeout: Duration) -> Result<(), Error> {
     let registry = &engine.registry;
     let started = Instant::now();
+    // Closed before the holds are listed: an acquire that lists a hold afterwards releases it.
     registry.close();
     for hold in registry.held() {
         hold.lose_by(Loss::Shutdown);
     }
     let mut settled = settles(&engine, timeout / 2).await;
+    // Half of the time is for guards to release; then the locks of all others are released for them.
     if !settled {
         for hold in registry.held() {
             give_up(&hold);
         }
         settled = settles(&engine, timeout / 10 * 4).await;
     }
-    // The process may end before the keeper does it.
+    // Reported now, since the process may end before the keeper does it.
     registry.telemetry.tell_untold();
     let left = timeout.saturating_sub(started.elapsed());
     let is_closed = engine.timers.within(left, engine.backend.close()).await.is_some();

@@ -1,15 +1,27 @@
-//! How long one process goes on with a lock that others want.
+//! The bound on how long one process goes on with a lock that others want.
 //!
 //! A tenure is the sections of one process that follow each other, passed on or acquired anew, without another process
-//! between them. Its end is bounded where others wait elsewhere: the process then stands back for a moment, so that one
-//! of them has the lock. Where nobody else waits, nothing is remembered and nobody stands back.
+//! between them. Its end is bounded where others wait elsewhere: the process then yields for a moment, so that one of
+//! them has the lock. Where no other process waits, nothing is remembered and the process does not yield.
 //!
-//! Which of the others is the next depends on how the backend notifies them, and some would be the last each time. So
-//! where the backend tells how many they are, each process lets as many of the releases pass as there are others that
-//! wait for longer, after its own tenure: it asks a little later after these, and at once after the next one.
+//! The order of the others depends on how the backend notifies them, and some would be the last each time. So where the
+//! backend counts them, each process lets as many of the releases pass as there are others that wait for longer, after
+//! its own tenure: it asks a little later after these, and at once after the next one.
 //!
-//! Who is far away needs a longer moment, and is seen to wait now and then only. So what was seen counts for a while,
-//! and of the pauses of a process that finds the lock free after each of them, some are longer.
+//! A process that is far away needs a longer moment, and is seen to wait now and then only. So a sighting counts for a
+//! while, and some pauses of a process that finds the lock free after each of them are longer.
+//!
+//! Between two sections of this process a key has one of these states:
+//!
+//! ```text
+//! state           entry                          left by
+//! forgotten       none                           a release while others wait: goes on, or yields
+//! goes on         tenure                         a grant: one section more; another holder: forgotten
+//! yields          tenure, stands_back            a grant: a new tenure, with its pauses; another holder: see below
+//! yields turns    lets_pass > 0, no tenure       lets_pass releases elsewhere, or lets_pass_until
+//! ```
+//!
+//! Another holder ends the tenure of a process that yields; what is left is its turns, if there are any.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -23,30 +35,31 @@ use crate::key::Key;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many fences are reserved at once at most, where nobody else was seen to wait. The time of a tenure bounds what
-/// others wait.
+/// The largest number of fences that are reserved at once, where no other process was seen to wait. The time of a
+/// tenure bounds the wait of others.
 const BLOCK: u32 = 256;
-/// How many of them for each who waits here. Not more: a counter that keeps up with a clock is not to run ahead of it,
+/// The number of them for each local waiter. Not more: a counter that keeps up with a clock is not to run ahead of it,
 /// also where thousands of keys with a waiter or two are granted in each second.
 const FOR_EACH: u32 = 8;
-/// So many waiters, and all beyond, have a whole block.
+/// The number of waiters from which on a whole block is reserved.
 pub(super) const MOST_FOLLOWERS: usize = (BLOCK / FOR_EACH) as usize;
-/// How much later this process asks after a release, for each that it lets pass from then on. About as long as a tenure
-/// for five of them, so that most who are not in turn do not ask in vain; and where those before it are gone, the lock
-/// is free for no longer.
+/// The delay of this process's attempt after a release, for each release that it lets pass from then on. It is about as
+/// long as a tenure for five of them, so that most processes that are not in turn do not ask in vain; and where those
+/// before it are gone, the lock is free for no longer.
 const LATER: Duration = Duration::from_millis(10);
-/// With more processes than this, each waits for its turn as if there were so many.
+/// The largest number of turns that a process yields: with more processes than this, each waits as if there were so
+/// many.
 const MOST_LET_PASS: u32 = 32;
-/// What is remembered of a lock longer than this tells nothing any more.
+/// The time after which the memory of a lock is of no use.
 const REMEMBERED: Duration = Duration::from_secs(1);
-/// Others who were seen to wait are taken to wait for so long: the way to one who is far and back, and what it waits
-/// for on it.
+/// The time for which others that were seen to wait are taken to wait: the way to a process that is far and back, and
+/// its own waits on it.
 const SEEN: Duration = Duration::from_millis(250);
-/// With more keys than this, those that tell nothing any more are taken out.
+/// The number of keys from which on entries that are of no use any more are removed.
 const KEYS: usize = 256;
 /// Every so many pauses, one is longer: twice as long as the last such one, up to [`LONGEST_PAUSE`], and then as short
-/// as the first again. A process that keeps a far one waiting lets it in within a second or so, and one that keeps
-/// nobody waiting, but is taken to, loses a fifth of its time.
+/// as the first again. A process that keeps a far one waiting lets it in within a second or so, and a process that
+/// keeps no other waiting, but is taken to, loses a fifth of its time.
 const LONGER_EACH: u32 = 4;
 const LONGEST_PAUSE: Duration = Duration::from_millis(80);
 
@@ -86,29 +99,29 @@ impl HandoffLimits {
 pub(crate) struct Tenure {
     since: Timestamp,
     sections: u32,
-    /// How many tenures ended in a pause since somebody else was found to have the lock.
+    /// The number of tenures that ended in a pause since another process was found to have the lock.
     pauses: u32,
-    /// When others were seen to wait.
+    /// The time at which others were seen to wait.
     seen_at: Option<Timestamp>,
 }
 
 impl Tenure {
-    /// Begins one, with its first section.
+    /// Begins a tenure, with its first section.
     pub(super) const fn begin(now: Timestamp) -> Self {
         Self { since: now, sections: 1, pauses: 0, seen_at: None }
     }
 
-    /// One section more.
+    /// Adds one section.
     pub(super) const fn next(self) -> Self {
         Self { sections: self.sections.saturating_add(1), ..self }
     }
 
-    /// Whether others were kept waiting for as long as they may be.
+    /// Is `true` if others were kept waiting for as long as they may be.
     const fn is_over(&self, limits: &HandoffLimits, now: Timestamp) -> bool {
         self.sections >= limits.sections || self.is_out_of_time(limits, now)
     }
 
-    /// Whether the time is up, which bounds a tenure also where nobody is known to wait.
+    /// Is `true` if the time is up, which bounds a tenure also where no other process is known to wait.
     pub(super) const fn is_out_of_time(&self, limits: &HandoffLimits, now: Timestamp) -> bool {
         now.since(self.since).as_nanos() >= limits.time.as_nanos()
     }
@@ -117,26 +130,26 @@ impl Tenure {
 /// The tenures of locks that others want, between two sections.
 pub(crate) struct Tenures {
     limits: HandoffLimits,
-    /// For how long this process stands back at least.
+    /// The shortest time for which this process yields.
     pause: Duration,
-    /// How many keys there are, so that the common case need not look.
+    /// The number of keys, so that the common case need not look.
     count: AtomicUsize,
     recent: Mutex<RecentKeys>,
 }
 
 struct RecentKeys {
     keys: HashMap<Key, Recent, RandomState>,
-    /// With so many keys, those that tell nothing any more are taken out.
+    /// The number of keys at which entries that are of no use any more are removed.
     crowded_at: usize,
 }
 
 struct Recent {
-    /// The one that is going on; `None` when somebody else has had the lock since.
+    /// The tenure that goes on; `None` when another process has had the lock since.
     tenure: Option<Tenure>,
     left_at: Timestamp,
-    /// Until when this process does not ask.
+    /// The end of the time in which this process does not ask.
     stands_back: Option<Instant>,
-    /// After how many releases by others it leaves the lock to them, and until when that counts.
+    /// The number of releases by others after which it leaves the lock to them, and until when that counts.
     lets_pass: u32,
     lets_pass_until: Timestamp,
 }
@@ -158,8 +171,9 @@ impl Tenures {
         result
     }
 
-    /// Until when this process stands back from `key`; `None` when it does not.
+    /// Returns the time until which this process yields `key`; `None` when it does not.
     pub(super) fn stands_back(&self, key: &Key) -> Option<Instant> {
+        // Most locks are contended by one process only: these cost a load here, and no mutex.
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
         }
@@ -167,8 +181,8 @@ impl Tenures {
         until.filter(|until| *until > Instant::now())
     }
 
-    /// How many fences to reserve, with so many who wait behind: no more than sections are left of a tenure that goes
-    /// on. `contended` tells that somebody else had the lock.
+    /// Returns the number of fences to reserve for `followers` that wait behind: no more than the sections left of a
+    /// tenure that goes on. `contended` is `true` if another process had the lock.
     pub(super) fn block(&self, key: &Key, followers: usize, contended: bool) -> u32 {
         let wanted = u32::try_from(followers.min(MOST_FOLLOWERS)).unwrap_or(BLOCK) * FOR_EACH;
         if wanted == 0 {
@@ -179,12 +193,14 @@ impl Tenures {
             _ => self.change(|recent| {
                 recent.keys.get(key).map(|recent| match (recent.stands_back, recent.tenure) {
                     (None, Some(tenure)) => tenure.sections,
+                    // It yields, or another process has had the lock: the next grant begins a new tenure.
                     _ => 0,
                 })
             }),
         };
         let left = match sections {
             Some(sections) => self.limits.sections.saturating_sub(sections).max(1),
+            // Another process had the lock, so sections bound the tenure too; otherwise only time does.
             None if contended => self.limits.sections,
             None => BLOCK,
         };
@@ -199,7 +215,8 @@ impl Tenures {
         };
         match before.filter(|before| now.since(before.left_at) < REMEMBERED) {
             Some(Recent { tenure: Some(tenure), stands_back: None, .. }) => tenure.next(),
-            // One who stood back, and has it all the same, kept nobody waiting, or somebody who is far.
+            // This process yielded and still got the lock: no other process waits, or it is too far away to use the
+            // gap.
             Some(Recent { tenure: Some(Tenure { pauses, seen_at, .. }), .. }) => {
                 Tenure { pauses, seen_at, ..Tenure::begin(now) }
             }
@@ -207,17 +224,19 @@ impl Tenures {
         }
     }
 
-    /// Somebody else has the lock.
+    /// Notes that another process has the lock.
     pub(super) fn ended(&self, key: &Key) {
         if self.count.load(Ordering::SeqCst) > 0 {
             self.change(|recent| match recent.keys.get_mut(key) {
+                // The turns outlive the tenure: they are counted by the releases of the others.
                 Some(of) if of.lets_pass > 0 => (of.tenure, of.stands_back) = (None, None),
                 _ => drop(recent.keys.remove(key)),
             });
         }
     }
 
-    /// Somebody else released `key`. Returns how long to leave it to those who wait for longer, if they are.
+    /// Returns how long to leave `key`, which another process has just released, to processes that wait for longer, if
+    /// there are any.
     pub(super) fn released_elsewhere(&self, key: &Key, now: impl FnOnce() -> Timestamp) -> Option<Duration> {
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
@@ -225,6 +244,7 @@ impl Tenures {
         self.change(|recent| {
             let of = recent.keys.get_mut(key).filter(|of| of.lets_pass > 0)?;
             let rank = std::mem::take(&mut of.lets_pass);
+            // The others are gone, or slower than their bound: their turns are void.
             if now() >= of.lets_pass_until {
                 return None;
             }
@@ -233,8 +253,7 @@ impl Tenures {
         })
     }
 
-    /// The lock was released. Returns until when this process stands back, where others wait elsewhere and had to wait
-    /// for long.
+    /// Notes a release. Returns until when this process yields, if others wait elsewhere and had to wait for long.
     pub(super) fn released(
         &self,
         key: &Key,
@@ -246,10 +265,13 @@ impl Tenures {
             self.ended(key);
             return None;
         }
+        // The clock is read only where others are known to wait.
         let now = now();
         if others_waiting > 0 {
             tenure.seen_at = Some(now);
+        // A backend may see a far waiter now and then only: the last sighting counts for a while.
         } else if tenure.seen_at.is_none_or(|seen_at| now.since(seen_at) > SEEN) {
+            // Not before: a backend may see a far waiter now and then only.
             self.ended(key);
             return None;
         }
@@ -258,10 +280,12 @@ impl Tenures {
             Instant::now() + self.pause_after(tenure.pauses)
         });
         // The last of them has its turn at the release after which this process asks at once.
+        // One less than wait: the pause itself lets the first of them in.
         let lets_pass =
             if stands_back.is_some() { others_waiting.saturating_sub(1).min(MOST_LET_PASS) } else { 0 };
         let lets_pass_until = now + self.limits.time * 2 * (lets_pass + 1);
         self.change(|recent| {
+            // Swept when the map has doubled, so that the cost for each release stays constant.
             if recent.keys.len() >= recent.crowded_at {
                 recent.keys.retain(|_, other| now.since(other.left_at) < REMEMBERED);
                 recent.crowded_at = KEYS.max(recent.keys.len() * 2);
@@ -273,8 +297,9 @@ impl Tenures {
         stands_back
     }
 
-    /// For how long this process stands back after so many tenures.
+    /// Returns how long this process yields after so many tenures.
     fn pause_after(&self, tenures: u32) -> Duration {
+        // Doubled up to four times, and then from the beginning: no process is slowed down for good by a wrong guess.
         let longer = (tenures / LONGER_EACH).saturating_sub(1) % 4 + 1;
         match tenures % LONGER_EACH {
             0 => (self.pause * (1 << longer)).min(LONGEST_PAUSE).max(self.pause),
@@ -310,7 +335,7 @@ mod tests {
         assert!(tenures.stands_back(&key).is_some());
         tokio::time::advance(PAUSE).await;
         assert!(tenures.stands_back(&key).is_none());
-        // Nobody else wanted it meanwhile: all begins anew.
+        // No other process wanted it meanwhile: all begins anew.
         let tenure = tenures.granted(&key, at(10));
         assert!(tenures.released(&key, tenure, 1, || at(11)).is_none());
         let tenure = tenures.granted(&key, at(12));
@@ -335,7 +360,7 @@ mod tests {
         assert_eq!(tenures.block(&key, 1000, true), 2);
         assert_eq!(tenures.block(&key, 1, false), FOR_EACH, "few who wait need few");
         assert_eq!(tenures.block(&key, 0, false), 1);
-        // What is remembered of keys that nobody takes again is bounded.
+        // The memory of keys that are not taken again is bounded.
         for number in 0..u64::try_from(KEYS).unwrap() * 3 {
             let key = Key::new(format!("k{number}")).unwrap();
             let tenure = tenures.granted(&key, at(number * 100));
@@ -404,16 +429,16 @@ mod tests {
         assert!(tenures.released(&key, tenure, 4, || at(2)).is_some());
         for rank in [3, 2, 1] {
             assert_eq!(elsewhere(3), Some(LATER * rank));
-            // Another one was found to have it.
+            // Another process was found to have it.
             tenures.ended(&key);
             assert_eq!(tenures.block(&key, 1000, true), 1);
         }
         assert_eq!(elsewhere(4), None, "it is in turn");
-        // One other, or nobody knows how many: nothing is let pass but the pause.
+        // One other, or an unknown number: nothing is let pass but the pause.
         let tenure = tenures.granted(&key, at(5));
         assert!(tenures.released(&key, tenure, 1, || at(6)).is_some());
         assert_eq!(elsewhere(7), None);
-        // What was counted long ago counts no more.
+        // A count of long ago counts no more.
         let tenure = tenures.granted(&key, at(8));
         assert!(tenures.released(&key, tenure, 4, || at(9)).is_some());
         assert_eq!(elsewhere(10), Some(LATER * 3));

@@ -1,17 +1,29 @@
-//! The waiters of this process, in line per key.
+//! The waiters of this process, in one queue per key.
 //!
-//! Where the backend has no queue of its own, only the first waiter of a key asks it; the others wait here, in their
-//! order. A release in this process wakes the first at once, and nobody asks while the lock is known to be held in this
-//! process. So a herd of local waiters costs the server no more than one, and a handoff no more than its release and
-//! its acquire.
+//! If the backend has no queue of its own, only the first waiter of a key asks it; the others wait here, in their
+//! order. A release in this process wakes the first waiter at once, and no waiter asks while the lock is known to be
+//! held in this process. So a herd of local waiters costs the server no more than one waiter, and a handoff costs no
+//! more than its release and its acquire.
 //!
-//! * What is known of a lock belongs to its line, not to its first waiter: when the first leaves, the next one knows
-//!   when to ask, and asks no earlier.
-//! * Only the waiter that becomes the first is woken. One that leaves from the middle wakes nobody, and costs the same
-//!   whatever the length of the line.
-//! * The lock itself may be handed to the first waiter, who then need not ask. One who leaves without taking it leaves
-//!   it to the next.
-//! * A release between an answer and the place in line is not missed: releases are counted, and who joins compares.
+//! The first waiter of a key does this, by the state of its [`KeyQueue`]:
+//!
+//! ```text
+//! state      fields       first waiter                           left by
+//! released   released     asks at once                           ask
+//! asked      asked_at     awaits the answer                      poll_after; win; the waiter leaves
+//! busy       due_at       waits until then, or for a release     due_at: ask; a release: released
+//! held here  held_here    as busy, and need not listen           a release in this process; due_at: ask
+//! yielded    back_until   neither asks nor listens until then    back_until: ask; a release: released
+//! offered    parcel       takes the lock, and asks nothing       take_parcel; leaves: the next is offered it
+//! ```
+//!
+//! * The state of a lock belongs to its queue, not to its first waiter: when that leaves, the next waiter knows when to
+//!   ask, and asks no earlier.
+//! * Only the waiter that becomes the first is woken. A waiter that leaves from the middle wakes none, and costs the
+//!   same whatever the length of the queue.
+//! * The lock itself may be handed to the first waiter, which then need not ask. A waiter that leaves without taking it
+//!   leaves it to the next.
+//! * A release between an answer and the place in the queue is not missed: releases are counted, and `join` compares.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -33,30 +45,31 @@ use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Waiters;
 
-/// Keys of different shards do not wait for each other.
+/// The number of shards. Keys of different shards do not wait for each other.
 const SHARDS: usize = 32;
-/// Counters of releases. Keys that share one cost each other a needless request now and then, and never a missed
-/// release.
+/// The number of counters of releases. Keys that share a counter cost each other a needless request now and then, and
+/// never a missed release.
 const COUNTERS: usize = 512;
-/// Where the backend notifies, one who becomes the first because the one before gave up asks so long after the lock
-/// was asked for last: nobody listened for a moment. Each time that this finds the lock held, the next pause of that
-/// kind is twice as long, so that a line of which one after the other gives up is polled no more than one that stays.
+/// The pause after the last request at which a new first waiter asks, where the backend notifies and the waiter before
+/// it gave up: for a moment there was no listener, and a notification may have been missed. It doubles each time that
+/// it finds the lock held, so that a queue whose waiters give up one after the other polls no more than a queue whose
+/// first waiter stays.
 const UNHEARD: Duration = Duration::from_millis(20);
-/// A shard that had more waiters than this gives its memory back when all have left.
+/// A shard that had more waiters than this frees its memory when all have left.
 const KEPT: usize = 256;
 
 /// The lock itself, on its way to a waiter; dropping it releases the lock.
 pub(super) type Parcel = Box<dyn Any + Send>;
 
-/// The lines of all keys.
+/// The queues of all keys.
 pub(crate) struct WaitQueue {
-    /// How many wait in all, so that the common case need not look.
+    /// The number of waiters of all keys, so that the common case need not look.
     waiting: AtomicUsize,
     releases: [AtomicU32; COUNTERS],
     shards: [Mutex<Shard>; SHARDS],
-    /// The pauses between polls of a line that begins.
+    /// The pauses between polls that a new queue begins with.
     polls: Backoff,
-    /// Whether the first waiter is notified of releases elsewhere.
+    /// Is `true` if the first waiter is notified of releases elsewhere.
     notified: bool,
     timers: Timers,
 }
@@ -67,21 +80,23 @@ struct Shard {
     waiters: Slab<Waiter>,
 }
 
-/// Who waits for one key, and what is known of its lock.
+/// The waiters of one key, and what is known of its lock.
 struct KeyQueue {
     first: usize,
     last: usize,
     /// The lock was released since it was asked for last.
     released: bool,
-    /// One who waited here has it, whose release tells.
+    /// A former waiter of this queue has the lock. Its release notifies the queue.
     held_here: bool,
-    /// It is left to others: nobody here asks, or listens, before this moment.
+    /// The lock is left to other processes: no waiter here asks, or listens, before this moment.
     back_until: Option<Instant>,
     asked_at: Option<Instant>,
-    /// When it is to be asked for if nobody tells; at once when this is not known.
+    /// The moment at which it is to be asked for without any notification; `None`, which means at once, while that is
+    /// not known.
     due_at: Option<Instant>,
     polls: Backoff,
-    /// The next [`UNHEARD`] pause; `None` where nobody listens, so that nothing is missed when the first one leaves.
+    /// The next [`UNHEARD`] pause; `None` where the backend does not notify, so that no notification is missed when the
+    /// first waiter leaves.
     unheard: Option<Duration>,
     /// The waiter that asked last, unless there was news of the lock since.
     asker: Option<usize>,
@@ -94,31 +109,31 @@ struct Waiter {
     waker: Option<Waker>,
     /// A release was taken as the reason to ask, and there is no answer yet.
     owes_an_answer: bool,
-    /// The lease of the lock that it would take from the one before; `None` while it asks by itself.
+    /// The lease of the lock that it would take from the section before; `None` while it asks by itself.
     takes: Option<Duration>,
     parcel: Option<(Duration, Parcel)>,
 }
 
-/// One who has left: what is to be done when nothing is locked any more.
+/// The remains of a waiter that has left, to be dealt with after the shard is unlocked.
 #[derive(Default)]
 struct Left {
     waker: Option<Waker>,
-    /// Of the one who is the first now.
+    /// The waker of the waiter that is the first now.
     next: Option<Waker>,
-    /// What was handed over, and is taken by nobody.
+    /// A lock that was handed over, and that the next waiter does not take either.
     parcel: Option<(Duration, Parcel)>,
 }
 
-/// Why it is worth while to ask now.
+/// The reason why an attempt is worth while now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The lock was released in this process, or it was never asked for.
     Released,
-    /// Nobody told of it for long enough.
+    /// The pause ended without a notification.
     Due,
 }
 
-/// A waiter's place in line; leaves it when dropped.
+/// A waiter's place in its queue, which it leaves when dropped.
 pub(crate) struct Ticket<'a> {
     queue: &'a WaitQueue,
     key: &'a Key,
@@ -128,7 +143,7 @@ pub(crate) struct Ticket<'a> {
 }
 
 impl WaitQueue {
-    /// Lines whose first waiter polls with these pauses.
+    /// Creates queues whose first waiter polls with these pauses.
     pub(crate) fn new(polls: Backoff, notified: bool) -> Self {
         Self {
             waiting: AtomicUsize::new(0),
@@ -145,7 +160,7 @@ impl WaitQueue {
         Self { timers, ..self }
     }
 
-    /// The same in every process: simulations repeat.
+    /// Hashes a key to the same number in every process, so that simulations repeat.
     fn hash(key: &Key) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
         let hash = FixedState::with_seed(0).hash_one(key) as usize;
@@ -156,13 +171,14 @@ impl WaitQueue {
         self.shards[number].lock()
     }
 
-    /// Whether somebody waits for `key`.
+    /// Is `true` if a waiter of this process waits for `key`.
     pub(crate) fn has(&self, key: &Key) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
             && self.shard(Self::hash(key) % SHARDS).lines.contains_key(key)
     }
 
-    /// Counts the releases of `key` in this process, and of some other keys. To be read before it is asked for.
+    /// Returns the number of releases in this process of `key` and the keys that share its counter. The number is read
+    /// before a request is sent, and passed to [`join`](Self::join).
     pub(crate) fn releases(&self, key: &Key) -> u32 {
         self.releases[Self::hash(key) % COUNTERS].load(Ordering::SeqCst)
     }
@@ -201,9 +217,10 @@ impl WaitQueue {
         Ticket { queue: self, key, shard: number, place, won: false }
     }
 
-    /// The lock was released in this process: its first waiter may try.
+    /// Notes that the lock was released in this process: its first waiter may try.
     pub(crate) fn released(&self, key: &Key) {
         let hash = Self::hash(key);
+        // Counted before `waiting` is read, the reverse of `join`: a waiter that is not seen here sees the count there.
         self.releases[hash % COUNTERS].fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             let first = self.shard(hash % SHARDS).tell(key);
@@ -211,9 +228,10 @@ impl WaitQueue {
         }
     }
 
-    /// The lock was released, and is left to others until this moment: nobody here asks before.
+    /// Notes that the lock was released, and is left to other processes until this moment: no waiter here asks before.
     pub(super) fn stand_back(&self, key: &Key, until: Instant) {
         let hash = Self::hash(key);
+        // Counted as any release: a waiter that has asked and joins later learns from it that its answer is old.
         self.releases[hash % COUNTERS].fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             let first = self.shard(hash % SHARDS).stand_back(key, until);
@@ -221,13 +239,14 @@ impl WaitQueue {
         }
     }
 
-    /// Passes the lock, whose lease is this long, on to the first waiter of `key`, if that one waits for its turn and
-    /// wants such a lock. Gives it back otherwise.
+    /// Passes the lock, whose lease is this long, on to the first waiter of `key`, if that waits for its turn and wants
+    /// such a lock. Returns the lock otherwise.
     pub(super) fn pass_on(&self, key: &Key, lease: Duration, parcel: Parcel) -> Result<(), Parcel> {
         let first = {
             let mut shard = self.shard(Self::hash(key) % SHARDS);
             let Shard { lines, waiters } = &mut *shard;
             let Some(line) = lines.get_mut(key) else { return Err(parcel) };
+            // The first waiter alone is offered the lock, also where a later one would take it: no waiter is overtaken.
             let first = &mut waiters[line.first];
             first.put((lease, parcel)).map_err(|(_, parcel)| parcel)?;
             (line.released, line.held_here, line.asker, line.back_until) = (false, true, None, None);
@@ -239,7 +258,7 @@ impl WaitQueue {
 }
 
 impl Waiter {
-    /// Hands it the lock, or gives the lock back if it takes no such one.
+    /// Hands the lock to the waiter, or returns it if the waiter accepts no lock with this lease.
     fn put(&mut self, (lease, parcel): (Duration, Parcel)) -> Result<(), (Duration, Parcel)> {
         if self.takes != Some(lease) {
             return Err((lease, parcel));
@@ -249,7 +268,7 @@ impl Waiter {
     }
 }
 
-/// Wakers are other people's code: they are returned, to be woken and dropped when the shard is not locked any more.
+/// Wakers are code of others: they are returned, to be woken and dropped after the shard is unlocked.
 impl Shard {
     /// Returns the first waiter, to be woken.
     fn tell(&mut self, key: &Key) -> Option<Waker> {
@@ -285,15 +304,21 @@ impl Shard {
             (None, Some(next)) => {
                 if let Some(line) = self.lines.get_mut(key) {
                     line.first = next;
+                    // Before `first_left`: if the waiter won, that release led to its grant, and the next waiter is
+                    // owed nothing.
                     line.released |= owes_an_answer;
                     line.first_left(won || parcel.is_some());
                 }
                 let next = &mut self.waiters[next];
                 next_waker = next.waker.take();
+                // The queue notes `held_here` also if the next waiter declines: dropping the lock then releases it,
+                // which notifies.
+                // which notifies.
                 parcel = parcel.and_then(|parcel| next.put(parcel).err());
             }
             (None, None) => {
                 self.lines.remove(key);
+                // The slab holds the waiters of all keys of the shard. It is empty here, so that no place is lost.
                 if self.lines.is_empty() && self.waiters.capacity() > KEPT {
                     *self = Self::default();
                 }
@@ -304,31 +329,34 @@ impl Shard {
 }
 
 impl KeyQueue {
-    /// One who leaves with the lock holds it in this process until a release tells. One who leaves without it says
-    /// nothing new.
+    /// Notes that the first waiter left. If it left with the lock, this process holds that until a release is reported.
+    /// If it left without, nothing new is learned of the lock.
     fn first_left(&mut self, won: bool) {
         if won {
             (self.released, self.held_here, self.asker, self.back_until) = (false, true, None, None);
         } else if self.back_until.is_some() {
-            // Whoever follows asks then.
+            // The next waiter asks then.
         } else if let (Some(due_at), Some(asked_at), Some(unheard)) =
             (self.due_at, self.asked_at, self.unheard)
         {
+            // From the last request, not from now: waiters that leave one after the other do not put the next poll off.
             self.due_at = Some(due_at.min(asked_at + unheard));
         }
     }
 
-    /// Nobody asks, or listens, before this moment.
+    /// Keeps every waiter from asking, or listening, before this moment.
     fn stand_back(&mut self, until: Instant) {
         (self.released, self.asker) = (false, None);
         (self.back_until, self.due_at) = (Some(until), Some(until));
     }
 
-    /// It is asked for. Until there is an answer, whoever follows asks no earlier than after the next pause.
+    /// Notes that the lock is being asked for. Until there is an answer, the next waiter asks no earlier than after the
+    /// next pause.
     fn asked(&mut self) {
         let now = Instant::now();
         (self.asked_at, self.held_here, self.back_until) = (Some(now), false, None);
         self.due_at = Some(now + self.polls.next_at_most());
+        // `asker` is `None` after news of the lock, so that only waiters which asked in vain make the pause longer.
         let followed = self.asker.replace(self.first).is_some_and(|last| last != self.first);
         if let Some(unheard) = &mut self.unheard {
             *unheard = if followed { (*unheard * 2).min(self.polls.at_most()) } else { UNHEARD };
@@ -352,17 +380,18 @@ impl Ticket<'_> {
         self.shard().lines.get_mut(self.key).filter(|line| line.first == self.place).map(change)
     }
 
-    /// Whether nobody waits before.
+    /// Is `true` if this waiter is the first.
     pub(super) fn is_first(&self) -> bool {
         self.as_first(|_| ()).is_some()
     }
 
-    /// Resolves when nobody waits before.
+    /// Resolves when this waiter is the first.
     pub(crate) async fn first(&self) {
         std::future::poll_fn(|context| self.poll_when(context, |_| true)).await;
     }
 
-    /// Resolves when nobody waits before, and the lock is not held by one who waited here: that one's release tells.
+    /// Resolves when this waiter is the first, and no former waiter of this queue holds the lock: its release is
+    /// reported without a listener.
     pub(crate) async fn may_listen(&self) {
         std::future::poll_fn(|context| {
             self.poll_when(context, |line| !line.held_here && line.back_until.is_none())
@@ -370,7 +399,7 @@ impl Ticket<'_> {
         .await;
     }
 
-    /// Resolves when nobody waits before and it is worth while to ask, or the lock is there to be
+    /// Resolves when this waiter is the first and an attempt is worth while, or the lock is there to be
     /// [taken](Self::take_parcel).
     pub(crate) async fn turn(&self) -> Turn {
         self.first().await;
@@ -379,18 +408,20 @@ impl Ticket<'_> {
                 Some((false, Some(due_at))) => due_at,
                 _ => return Turn::Released,
             };
+            // A change of `due_at` ends the wait too: the timer below is set for the old moment.
             let changed = |line: &KeyQueue| line.released || line.due_at != Some(due_at);
             let changed = std::future::poll_fn(|context| self.poll_when(context, changed));
             if self.queue.timers.until(due_at, changed).await.is_none() {
                 return Turn::Due;
             }
+            // With an offer every wait ends at once: without this look the loop would spin.
             if self.has_parcel() {
                 return Turn::Released;
             }
         }
     }
 
-    /// Takes the lock from the one before, if it has such a lease, until this one asks by itself.
+    /// Accepts a lock with this lease from the section before, until this waiter asks by itself.
     pub(super) fn accept(&self, lease: Duration) {
         if let Some(waiter) = self.shard().waiters.get_mut(self.place) {
             waiter.takes = Some(lease);
@@ -413,36 +444,39 @@ impl Ticket<'_> {
         self.shard().waiters.get(self.place).is_some_and(|waiter| waiter.parcel.is_some())
     }
 
-    /// The lock, if it was passed on to this one.
+    /// Takes the lock, if it was passed on to this waiter.
     pub(super) fn take_parcel(&self) -> Option<Parcel> {
         let mut shard = self.shard();
         shard.waiters.get_mut(self.place)?.parcel.take().map(|(_, parcel)| parcel)
     }
 
-    /// How many wait behind, counted up to `most`.
+    /// Returns the number of waiters behind this one, counted up to `most`.
     pub(super) fn followers(&self, most: usize) -> usize {
         let shard = self.shard();
         let after = |place: usize| shard.waiters.get(place).and_then(|waiter| waiter.after);
         std::iter::successors(after(self.place), |place| after(*place)).take(most).count()
     }
 
-    /// Whether the lock is left to others.
+    /// Is `true` if this waiter is the first and the lock is left to other processes.
     pub(super) fn stands_back(&self) -> bool {
         self.as_first(|line| line.back_until.is_some()).unwrap_or_default()
     }
 
-    /// Nobody here asks before this moment.
+    /// Keeps the waiters of this queue from asking before this moment, if this waiter is the first.
     pub(super) fn stand_back(&self, until: Instant) {
         self.as_first(|line| line.stand_back(until));
     }
 
     fn poll_when(&self, context: &mut Context<'_>, test: impl FnOnce(&KeyQueue) -> bool) -> Poll<()> {
+        // Cloned before the shard is locked, and the old one dropped after: both may run code of others.
         let waker = context.waker().clone();
         let before = {
             let mut shard = self.shard();
             let Shard { lines, waiters } = &mut *shard;
             let ready = |line: &KeyQueue| line.first == self.place && test(line);
             let Some(waiter) = waiters.get_mut(self.place) else { return Poll::Ready(()) };
+            // An offer ends every wait, whatever it is for. The test and the waker are under one lock, so no wake-up is
+            // lost.
             if waiter.parcel.is_some() || lines.get(self.key).is_none_or(ready) {
                 return Poll::Ready(());
             }
@@ -452,46 +486,48 @@ impl Ticket<'_> {
         Poll::Pending
     }
 
-    /// The lock is asked for. A release that was the reason is known to the next one if this one leaves before the
-    /// answer.
+    /// Notes that the lock is being asked for. If a release was the reason, and this waiter leaves before the answer,
+    /// the next waiter learns of the release.
     pub(super) fn ask(&self) {
         let mut shard = self.shard();
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
             line.asked();
+            // From here on the request may be granted: an offer that came beside it would be a second hold.
             waiters[self.place].takes = None;
             waiters[self.place].owes_an_answer |= std::mem::take(&mut line.released);
         }
     }
 
-    /// Whoever is the first asks at once.
+    /// Has the first waiter ask at once.
     pub(super) fn tell(&self) {
         let first = self.shard().tell(self.key);
         wake(first);
     }
 
-    /// Returns the pause until the next poll, which is longer each time; `fraction` is random, of one.
+    /// Returns the pause until the next poll, which is longer each time. `fraction` is random, from 0 to 1.
     pub(super) fn next_pause(&self, fraction: f64) -> Option<Duration> {
         self.as_first(|line| line.polls.pause(fraction))
     }
 
-    /// The lock goes from holder to holder, and may be free for moments only: the next pause is shorter.
+    /// Makes the next pause shorter: the lock goes from holder to holder, and may be free for moments only.
     pub(super) fn quicken(&self) {
         self.as_first(|line| line.polls.quicken());
     }
 
-    /// The answer was that somebody has it: to be asked for after this pause at the latest.
+    /// Notes the answer that the lock has a holder: it is asked for again after this pause at the latest.
     pub(super) fn poll_after(&self, pause: Duration) {
         let mut shard = self.shard();
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
-            // One that stands back since it asked does so in any case.
+            // A release meanwhile may have left the lock to other processes, which goes before the pause of this
+            // answer.
             line.due_at = line.back_until.or_else(|| Some(Instant::now() + pause));
             waiters[self.place].owes_an_answer = false;
         }
     }
 
-    /// Leaves the line with the lock. The next one waits for its release, and asks by itself after a while.
+    /// Leaves the queue with the lock. The next waiter waits for its release, and asks by itself after `pause`.
     pub(super) fn win(mut self, pause: Duration) {
         let polls = self.queue.polls.clone();
         self.as_first(|line| {
@@ -505,11 +541,11 @@ impl Ticket<'_> {
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         let Left { waker, next, parcel } = self.shard().leave(self.key, self.place, self.won);
-        // Not before: a release that sees nobody waiting tells nobody, and one who joins meanwhile stands behind this
-        // one, in a line that is taken to know of all releases.
+        // Last: a release that reads zero here notifies no waiter. A waiter that joins meanwhile stands behind this
+        // one, in a queue that is taken to know of all releases, and would not compare the counts.
         self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
         drop_guarded(waker);
-        // The next in line did not want it: released.
+        // The next waiter did not want the lock: dropping it has it released.
         drop(parcel);
         wake(next);
     }

@@ -26,14 +26,14 @@ pub use keys::{BatchKey, KeyInMode, read, write};
 /// twice is taken once, with the options given first, and for writing if either is; also when it is reached through two
 /// [`Locks`](crate::Locks).
 /// Where the backend can (memory, SQLite, one Redis server or one slot of a cluster), the locks of one `Locks` are
-/// taken in one step, a single request, and while one of them is busy none is held; else, and when that was in vain
-/// several times, one after the other.
+/// taken in one step, a single request, and while one of them is busy none is held; otherwise, and when that was in
+/// vain several times, one after the other.
 ///
-/// The wait is for all of them together. When one cannot be had, those taken before it are released; losing one is
-/// losing the batch. Keys that the calling [scope](crate::Locks::scope) holds already are entered again, and only the
-/// others are taken. Such a caller holds a lock while it waits for others, which the order cannot make good: two of
-/// them can wait for each other until their waits end. So it is with locks that are taken over from a
-/// [baton](Lock::from_baton) beside others.
+/// The wait is for all of them together. If one cannot be had, those taken before it are released; losing one is losing
+/// the batch. Keys that the calling [scope](crate::Locks::scope) holds already are entered again, and only the others
+/// are taken. Such a caller holds a lock while it waits for others, which the order cannot make good: two of them can
+/// wait for each other until their waits end. So it is with locks that are taken over from a [baton](Lock::from_baton)
+/// beside others.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -51,15 +51,15 @@ pub use keys::{BatchKey, KeyInMode, read, write};
 #[derive(Clone, Debug)]
 #[must_use = "a batch does nothing until it is acquired"]
 pub struct Batch {
-    /// In the order in which they are taken.
+    /// The locks, in the order in which they are taken.
     locks: Vec<Lock>,
     wait: Option<Wait>,
-    /// A lock that its backend failed to identify, and what the panic said.
+    /// A lock that its backend failed to identify, and the message of the panic.
     unordered: Option<(Lock, Arc<str>)>,
 }
 
 impl Batch {
-    /// The longest batch.
+    /// The largest number of locks in a batch.
     pub const MAX_LEN: usize = 1_000;
 
     pub(super) fn first(&self) -> Option<&Lock> {
@@ -67,7 +67,7 @@ impl Batch {
     }
 
     /// Creates a batch of these locks, also of several [`Locks`](crate::Locks). Each keeps its own options but for the
-    /// wait: that of the batch is the shortest among them, unless [`with_wait`](Self::with_wait) gives another.
+    /// wait: that of the batch is the shortest among them, unless [`with_wait`](Self::with_wait) sets another.
     pub fn of(locks: impl IntoIterator<Item = Lock>) -> Self {
         let locks = locks.into_iter();
         let mut unordered = None;
@@ -77,10 +77,10 @@ impl Batch {
             id.map_err(|panic| unordered = Some((lock.clone(), panic.to_string().into()))).ok()
         };
         let mut by_id: Vec<_> = locks.map(|lock| (id(&lock), lock)).collect();
-        // Who both reads and writes has to write.
+        // A lock that is both read and written has to be written.
         let reads = |lock: &Lock| !lock.options().mode.is_exclusive();
         by_id.sort_by(|(a, one), (b, other)| a.cmp(b).then(reads(one).cmp(&reads(other))));
-        // Those with invalid keys stay, to be refused.
+        // Locks with invalid keys stay, to be refused.
         by_id.dedup_by(|(a, _), (b, _)| a.is_some() && a == b);
         Self { locks: by_id.into_iter().map(|(_, lock)| lock).collect(), wait: None, unordered }
     }
@@ -107,7 +107,7 @@ impl Batch {
         self.locks.iter().filter_map(Lock::key).map(Key::as_str)
     }
 
-    /// Takes all locks, waiting for as long as the options say for all of them together.
+    /// Takes all locks, waiting for as long as the options allow for all of them together.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Takes all locks if nobody holds any of them; `None` if somebody does.
+    /// Takes all locks if all of them are free; `None` if one has a holder.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ impl Batch {
         let begin = |start| -> Begun<BatchGuard> { Box::pin(take_all(Arc::clone(&wanted), start)) };
         let begun = begin(Start::At(wanted[0].engine.timers.now()));
         if wanted.iter().any(|one| one.options.takes_over.is_some()) {
-            // It is not taken back when nobody polls it: what it took over cannot be taken over again.
+            // It is not taken back when it is not polled: a baton that was taken over cannot be taken over again.
             return begun.await;
         }
         let mut taking = Attended::Begun(begun);
@@ -172,7 +172,7 @@ impl Batch {
         .await
     }
 
-    /// What is to be taken, if all of it can work.
+    /// Returns the requests for all locks, if all of them can work.
     fn wanted(&self, wait: Wait) -> Result<Vec<Spec>> {
         let refuse = |what: String| Err(Error::new(Operation::Acquire, Failure::invalid_config(what)));
         match self.locks.len() {
@@ -196,11 +196,11 @@ impl Batch {
     }
 }
 
-/// Takes all of them, or none.
+/// Takes all locks, or none.
 async fn take_all(wanted: Arc<[Spec]>, start: Start) -> Result<BatchGuard> {
     let mut taken = Vec::with_capacity(wanted.len());
     for one in &*wanted {
-        // What the caller holds is not what was handed over.
+        // The baton stands for another hold than the caller's.
         taken.push(match one.options.takes_over {
             Some(_) => None,
             None => scope::reenter(&one.engine, &one.key, &one.options, false)?,
@@ -222,7 +222,7 @@ async fn take_all(wanted: Arc<[Spec]>, start: Start) -> Result<BatchGuard> {
     }
 }
 
-/// Takes what is not yet `taken`, in its order.
+/// Takes the locks that are not yet `taken`, in their order.
 async fn take(wanted: &[Spec], taken: &mut [Option<Share>], start: Start) -> Result<()> {
     let mut from = 0;
     for group in wanted.chunk_by(|a, b| Arc::ptr_eq(&a.engine, &b.engine)) {

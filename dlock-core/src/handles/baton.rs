@@ -25,8 +25,8 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// Sets for how long nobody else gets the lock if nobody takes the baton over: 50 ms to 24 h, from when the request
-    /// arrives. The default is the lock's lease.
+    /// Sets for how long no other process gets the lock if the baton is not taken over: 50 ms to 24 h, from when the
+    /// request arrives. The default is the lock's lease.
     pub const fn for_at_most(mut self, time: Duration) -> Self {
         self.at_most = Some(time);
         self
@@ -55,7 +55,7 @@ impl IntoFuture for HandOver {
 pub struct HandOverAll(HandOver);
 
 impl HandOverAll {
-    /// Says for how long the keys stay taken where nobody takes them over; see [`HandOver::for_at_most`].
+    /// Sets for how long the keys stay taken if they are not taken over; see [`HandOver::for_at_most`].
     pub fn for_at_most(self, time: Duration) -> Self {
         Self(self.0.for_at_most(time))
     }
@@ -83,18 +83,18 @@ fn unsupported(what: &'static str) -> Error {
 }
 
 impl Guard {
-    /// Hands the lock over to whoever brings the baton that comes of it, and holds it no more.
+    /// Hands the lock over to the process that brings the baton that comes of it, and holds it no more.
     ///
-    /// * **The belief ends first**, before any request: [`check`](Self::check) is an error from then on, and so it is
+    /// * **The guard ends first**, before any request: [`check`](Self::check) is an error from then on, and so it is
     ///   for every view. Dropping or releasing the guard afterwards does nothing.
-    /// * **Nobody renews the baton.** It can be taken over for a lease, or for what
-    ///   [`for_at_most`](HandOver::for_at_most) says; then others get the lock.
+    /// * **The baton is not renewed.** It can be taken over for a lease, or for the time of
+    ///   [`for_at_most`](HandOver::for_at_most); then others get the lock.
     /// * **Only the last share.** While the owner has further guards of the hold, or bodies or tasks run under it, it
     ///   is refused: they rely on the lock.
     /// * A key that stays taken by [`with_hold_at_least`](Lock::with_hold_at_least) is kept for the baton for at least
-    ///   what is missing of that. Whoever takes it over releases it by options of its own.
+    ///   what is missing of that. The process that takes it over releases it by options of its own.
     /// * **A failure that may pass is asked again** until the lease would have ended, unless
-    ///   [`with_rechecks(0)`](Lock::with_rechecks) says otherwise.
+    ///   [`with_rechecks(0)`](Lock::with_rechecks) forbids that.
     ///
     /// One request. A reader's share and permits are handed over as they are held, where the backend
     /// [can](crate::Capabilities::hands_over_shares): they count as taken meanwhile. The lock must not be `fair`. A
@@ -132,8 +132,8 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// Nothing is changed before the first poll. When dropped later, the lock is released in the background: nobody has
-    /// its baton.
+    /// Nothing is changed before the first poll. When dropped later, the lock is released in the background: its baton
+    /// is with no process.
     pub fn hand_over(&self) -> HandOver {
         self.held().hand_over()
     }
@@ -145,7 +145,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] of a batch of several, and of a body that runs without the lock; else those of
+    /// [`ErrorKind::Unsupported`] of a batch of several, and of a body that runs without the lock; otherwise those of
     /// [`Guard::hand_over`].
     ///
     /// # Cancel safety
@@ -170,12 +170,11 @@ impl Held {
 }
 
 impl BatchGuard {
-    /// Hands all locks of the batch over, to whoever brings the batons: one for each lock, in the order of
+    /// Hands all locks of the batch over, to the process that brings the batons: one for each lock, in the order of
     /// [`fences`](Self::fences). Each is a baton as [`Guard::hand_over`] makes it: together they are taken over by
     /// [`Locks::take_over_all`], and each by itself by [`Locks::take_over`].
     ///
-    /// All are closed first, and then all keys are left at the same time. What one of them costs is what
-    /// [`Guard::hand_over`] costs.
+    /// All are closed first, and then all keys are left at the same time. Each costs what [`Guard::hand_over`] costs.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -192,13 +191,14 @@ impl BatchGuard {
     ///
     /// # Errors
     ///
-    /// Those of [`Guard::hand_over`], of the first lock that has one. Where that says that nothing was changed, nothing
-    /// was changed of the others either; else there are no batons, and all locks are freed in the background.
+    /// Those of [`Guard::hand_over`], of the first lock that has one. If that is an error after which nothing was
+    /// changed, nothing was changed of the others either; otherwise there are no batons, and all locks are freed in the
+    /// background.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is changed before the first poll. When dropped later, the locks are released in the background: nobody
-    /// has their batons.
+    /// Nothing is changed before the first poll. When dropped later, the locks are released in the background: their
+    /// batons are with no process.
     pub fn hand_over_all(&self) -> HandOverAll {
         self.held().hand_over_all()
     }
@@ -208,8 +208,9 @@ impl Lock {
     /// Returns the lock whose acquire takes over what was handed over by [`Guard::hand_over`], with the options of this
     /// one: its lease, `max_hold` and so on. So do [`try_acquire`](Self::try_acquire) and [`run`](Self::run).
     ///
-    /// The lock goes from the baton to the guard in one step of the server, with a new fence, and nobody else has it in
-    /// between. Such an acquire never waits for others; the [wait](Self::with_wait) is there for requests that fail.
+    /// The lock goes from the baton to the guard in one step of the server, with a new fence, and no other process has
+    /// it in between. Such an acquire never waits for others; the [wait](Self::with_wait) is there for requests that
+    /// fail.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -231,21 +232,21 @@ impl Lock {
     ///
     /// The acquire has these of its own, beside those of every [`acquire`](Self::acquire):
     ///
-    /// * [`ErrorKind::NotHeld`]: the baton was taken over before, or its time is over; [`Error::holder`] says who has
-    ///   the lock, where somebody has. Nothing was changed.
-    /// * [`ErrorKind::Unknown`]: a request was sent, and whether it took effect could not be found out. What it took is
-    ///   withdrawn in the background, and the lock is then free.
+    /// * [`ErrorKind::NotHeld`]: the baton was taken over before, or its time is over; [`Error::holder`] returns the
+    ///   holder of the lock, where it has one. Nothing was changed.
+    /// * [`ErrorKind::Unknown`]: a request was sent, and its effect could not be found out. What it took is withdrawn
+    ///   in the background, and the lock is then free.
     ///
     /// # Cancel safety
     ///
-    /// When the acquire is dropped midway, the baton is as before, or the lock is released in the background.
+    /// If the acquire is dropped midway, the baton is as before, or the lock is released in the background.
     pub fn from_baton(&self, baton: &Baton) -> Result<Self> {
         let refuse = |failure| Err(self.error(Operation::Acquire, failure));
         let lock = self.clone().taking_over(baton.token(), baton.mode());
         if let Err(failure) = check_takes_over(lock.options(), &self.engine().capabilities) {
             return refuse(failure);
         }
-        // One that is invalid is refused by the acquire.
+        // An invalid key is refused by the acquire.
         if self.key().is_some_and(|key| key != baton.key_of_lock()) {
             return refuse(Failure::invalid_config(format!("the baton is one of the key {:?}", baton.key())));
         }
@@ -273,7 +274,7 @@ impl Semaphore {
 
 impl Locks {
     /// Returns the lock whose acquire takes over what was handed over by [`Guard::hand_over`], as [`Lock::from_baton`]
-    /// does, with the key and in the mode of the baton: for what may be a lock, a reader's share or permits.
+    /// does, with the key and in the mode of the baton: for a baton that may be of a lock, a reader's share or permits.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -319,12 +320,12 @@ impl Locks {
     /// before it are released then: their batons are used up.
     ///
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig), before any request: two different batons of one
-    /// key, which a batch has once. Of what is held alone, one at most can be taken over; batons of shares are taken
-    /// over one by one.
+    /// key, which a batch has once. At most one of them can be taken over of a lock that is held alone; batons of
+    /// shares are taken over one by one.
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, what was taken over is released in the background, and the other batons are as before.
+    /// If dropped midway, what was taken over is released in the background, and the other batons are as before.
     pub async fn take_over_all<'a>(&self, batons: impl IntoIterator<Item = &'a Baton>) -> Result<BatchGuard> {
         let mut of_keys: HashMap<&str, &Baton> = HashMap::new();
         let take = |baton: &'a Baton| {
@@ -372,7 +373,7 @@ mod tests {
         assert_eq!(guard.fences().count(), 2);
     }
 
-    /// As the request of a hand-over does that was dropped, and arrives after what retracts it.
+    /// The hand-over was dropped, and its request arrives after the one that retracts it.
     #[tokio::test]
     async fn what_was_left_and_is_about_to_end_is_not_left_for_longer() {
         let clock = ManualClock::stopped();

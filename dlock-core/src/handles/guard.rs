@@ -38,7 +38,7 @@ use crate::handles::held::{Ended, Held};
 #[clippy::has_significant_drop]
 pub struct Guard {
     share: Share,
-    /// Where it is noted that it was taken by hand.
+    /// The entry of a guard that was taken by hand.
     noted: Option<Box<Noted>>,
 }
 
@@ -47,7 +47,7 @@ impl Guard {
         Self { share, noted: None }
     }
 
-    /// Notes that it was taken by hand, for as long as it is there.
+    /// Notes that the guard was taken by hand, for as long as it is there.
     pub(super) fn note(&mut self, max_depth: u32) -> Result<()> {
         if self.share.is_nested() {
             return Ok(());
@@ -84,8 +84,9 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] when the lock was lost, for good. [`ErrorKind::Suspect`] while the backend cannot be reached
-    /// to confirm it. [`ErrorKind::Closed`] in a child made by `fork`, whose parent holds it.
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the lock was lost, for good.
+    /// [`ErrorKind::Suspect`](crate::ErrorKind::Suspect) while the backend cannot be reached to confirm it.
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) in a child made by `fork`, whose parent holds it.
     pub fn check(&self) -> Result<()> {
         self.hold().check()
     }
@@ -107,7 +108,7 @@ impl Guard {
         self.hold().lost().await;
     }
 
-    /// Waits until the lock is no longer held, and says how that came. See [`Held::ended`].
+    /// Waits until the lock is no longer held, and returns how it ended. See [`Held::ended`].
     ///
     /// # Cancel safety
     ///
@@ -116,25 +117,25 @@ impl Guard {
         self.held().ended().await
     }
 
-    /// Returns how the lock is held: as it was taken, or for reading since it was [downgraded](Self::downgrade).
+    /// Returns the mode in which the lock is held: as it was taken, or for reading since it was
+    /// [downgraded](Self::downgrade).
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.hold().mode()
     }
 
-    /// Turns a lock that is held alone into one that is held for reading, in one step: no writer gets in between, and
-    /// readers that wait may come in, those behind a writer when that has had its turn. Resolves when the backend has
-    /// confirmed it.
+    /// Turns a lock that is held alone into a reader's, in one step: no writer gets in between, and readers that wait
+    /// may come in, those behind a writer when that has had its turn. Resolves when the backend has confirmed it.
     ///
     /// * **The guard is a reader's from the call on**, whatever comes of it: it is not held alone any more, and there
     ///   is no way back but to release it and write anew. On the server it may stay held alone for longer, which keeps
-    ///   others out and nobody in.
+    ///   others out and lets none in.
     /// * **The fence stays.** It is higher than that of every writer before, and lower than that of every writer after;
     ///   readers that come in later have higher ones. The lease runs for its full length again; `max_hold` counts from
     ///   the acquire.
-    /// * **Only the last share.** While the owner has further guards of the hold, or bodies or tasks run under it,
-    ///   it is refused: they rely on being alone. From then on a nested acquire reads, and one that would write is a
-    ///   [`Deadlock`](ErrorKind::Deadlock).
+    /// * **Only the last share.** While the owner has further guards of the hold, or bodies or tasks run under it, it
+    ///   is refused: they rely on being alone. From then on a nested acquire reads, and a nested acquire to write is a
+    ///   [`Deadlock`](crate::ErrorKind::Deadlock).
     /// * **It is not passed on** inside the process any more, like every lock that is read.
     /// * A guard that reads already stays as it is.
     ///
@@ -145,7 +146,7 @@ impl Guard {
     /// let locks = Locks::new(Memory::new());
     /// let page = locks.lock("page_7");
     /// let mut guard = page.acquire().await?;
-    /// // It is written, and nobody reads. From here on everybody may read what was written, and nobody writes.
+    /// // It is written, and no other reads. From here on all may read what was written, and none writes.
     /// guard.downgrade().await?;
     /// assert!(page.clone().read().try_acquire().await?.is_some());
     /// assert!(page.try_acquire().await?.is_none());
@@ -155,20 +156,21 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// * [`ErrorKind::Conflict`]: it has further shares, as above. Nothing was changed.
-    /// * [`ErrorKind::Unsupported`]: the backend cannot (see
+    /// * [`ErrorKind::Conflict`](crate::ErrorKind::Conflict): it has further shares, as above. Nothing was changed.
+    /// * [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the backend cannot (see
     ///   [`Requirement::Downgrade`](crate::Requirement::Downgrade)), these are permits of a semaphore, or the lock is
     ///   fair or stays taken after its release. Nothing was changed.
-    /// * [`ErrorKind::Lost`]: the lock was lost, before or meanwhile. [`ErrorKind::Suspect`] as of
-    ///   [`check`](Self::check).
-    /// * [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`], [`ErrorKind::Denied`],
+    /// * [`ErrorKind::Lost`](crate::ErrorKind::Lost): the lock was lost, before or meanwhile.
+    ///   [`ErrorKind::Suspect`](crate::ErrorKind::Suspect) as of [`check`](Self::check).
+    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown), [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable),
+    ///   [`ErrorKind::Denied`](crate::ErrorKind::Denied),
     ///   [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): the backend did not confirm. The guard reads,
     ///   and the request is repeated in the background until it is confirmed or the lock has ended. Calling this again
     ///   waits for that. After other kinds it is not repeated.
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, the guard reads, and the rest goes on in the background. Before its first poll nothing was
+    /// If dropped midway, the guard reads, and the rest goes on in the background. Before its first poll nothing was
     /// changed.
     pub async fn downgrade(&mut self) -> Result<()> {
         downgrade(self.hold()).await
@@ -179,14 +181,17 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// Whatever the error, this guard is gone and `check` of its views is an error.
-    /// [`ErrorKind::NotHeld`]: the lock had been lost, or somebody removed it; a successor's lock is not touched.
-    /// [`ErrorKind::Unknown`], [`ErrorKind::Unavailable`] and final kinds: the backend did not confirm; the release
-    /// goes on in the background, until it is confirmed or the lease has ended the lock.
+    /// After any error this guard is gone and `check` of its views is an error.
+    ///
+    /// * [`ErrorKind::NotHeld`](crate::ErrorKind::NotHeld): the lock had been lost, or was removed; a successor's lock
+    ///   is not touched.
+    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown), [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable)
+    ///   and final kinds: the backend did not confirm; the release goes on in the background, until it is confirmed or
+    ///   the lease has ended the lock.
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, the release goes on in the background.
+    /// If dropped midway, the release goes on in the background.
     pub async fn release(self) -> Result<()> {
         match self.step_back() {
             // Not by `end`: a future that is handed out is moved, which a nested guard would pay for.
@@ -195,12 +200,12 @@ impl Guard {
         }
     }
 
-    /// Closes the hold, and returns what is left to do; the result where that is nothing.
+    /// Closes the hold, and returns the rest of the release; the result where nothing is left to do.
     pub(super) fn end(self) -> std::result::Result<impl Future<Output = Result<()>> + Send, Result<()>> {
         Ok(Release::begin(self.step_back()?).map_err(Err)?.finish())
     }
 
-    /// Ends the share. Returns the hold if it was the last one, and else the result.
+    /// Ends the share. Returns the hold if it was the last one, and otherwise the result.
     #[inline(always)]
     fn step_back(self) -> std::result::Result<Arc<Hold>, Result<()>> {
         let Self { share, noted: _noted } = self;

@@ -1,4 +1,4 @@
-//! The view of what is held.
+//! The view of a hold.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use crate::engine::scope;
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::fence::Fence;
 
-/// How a lock came to be held no longer.
+/// The end of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ended {
-    /// Its owner gave it back.
+    /// Its owner released it.
     Released,
     /// It was lost: it ran out, was taken away, or reached its `max_hold`; see [`Held::check`] for the reason.
     Lost,
 }
 
 /// A view of a lock, or of all locks of a [`Batch`](crate::Batch): for the body that runs under it, and for other tasks
-/// that want to know.
+/// that depend on it.
 ///
 /// Cheap to clone. It neither keeps nor releases the lock, but can [hand it over](Self::hand_over). A batch is held as
 /// long as all of its locks are.
@@ -54,7 +54,7 @@ impl Held {
         self.0.clone()
     }
 
-    /// In the order in which they were taken.
+    /// Returns the holds, in the order in which they were taken.
     pub(crate) fn holds(&self) -> &[Arc<Hold>] {
         self.0.holds()
     }
@@ -112,7 +112,7 @@ impl Held {
         !self.holds().is_empty() && self.find(|condition| condition != Condition::Held).is_none()
     }
 
-    /// One that is lost, if any is.
+    /// Returns a hold that is lost, if any is.
     pub(super) fn find_lost(&self) -> Option<&Arc<Hold>> {
         self.find(|condition| condition == Condition::Lost)
     }
@@ -133,11 +133,11 @@ impl Held {
     }
 
     /// Returns for how long the lock stays valid after each confirmation by the backend, which is what
-    /// [`remaining`](Self::remaining) begins with: the lease, or where a session keeps the lock, as on ZooKeeper, how
-    /// long the backend trusts a session that it hears nothing of. Of a batch, the shortest; `None` when a session
+    /// [`remaining`](Self::remaining) begins with: the lease, or where a session keeps the lock, as on ZooKeeper, the
+    /// time for which the backend trusts a session that is silent. Of a batch, the shortest; `None` when a session
     /// keeps it without a known end, and zero for a body that runs without the lock.
     ///
-    /// For time that is to be kept free at the end of a lock, such as a third of it to stop the work.
+    /// It serves to keep time free at the end of a lock, such as a third of it to stop the work.
     #[must_use]
     pub fn trusted_for(&self) -> Option<Duration> {
         match &self.0 {
@@ -156,8 +156,8 @@ impl Held {
         self.any(|hold| hold.condition_here() == Condition::Lost).await;
     }
 
-    /// Waits until the lock, or one of the batch, is no longer held, and says how that came: for tasks that watch a
-    /// lock. Resolves at once for a body that runs without the lock, as for one that was released.
+    /// Waits until the lock, or one of the batch, is no longer held, and returns how it ended: for tasks that watch a
+    /// lock. Resolves at once for a body that runs without the lock, as for a lock that was released.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -203,8 +203,8 @@ impl Held {
         self.holds().iter().any(|hold| hold.is_at_risk())
     }
 
-    /// Waits until somebody asks the holder to release the lock, as Curator's `Revoker` does on ZooKeeper, or the lock
-    /// is lost. Nothing else follows from it: the body decides. Other backends cannot tell.
+    /// Waits until the holder is asked to release the lock, as by Curator's `Revoker` on ZooKeeper, or the lock is
+    /// lost. Nothing else follows from it: the body decides. Other backends have no such request.
     ///
     /// # Cancel safety
     ///
@@ -213,13 +213,13 @@ impl Held {
         self.any(|hold| hold.is_release_requested() || hold.condition_here() == Condition::Lost).await;
     }
 
-    /// Returns whether somebody has asked the holder to release the lock.
+    /// Returns `true` if the holder was asked to release the lock.
     #[must_use]
     pub fn is_release_requested(&self) -> bool {
         self.holds().iter().any(|hold| hold.is_release_requested())
     }
 
-    /// Resolves when `test` holds for one of them.
+    /// Resolves when `test` holds for one of the holds.
     async fn any(&self, test: impl Fn(&Hold) -> bool + Copy) {
         match self.holds() {
             [] => std::future::pending().await,

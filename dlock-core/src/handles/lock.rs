@@ -19,9 +19,9 @@ use crate::token::Token;
 /// A lock: a key of one [`Locks`](crate::Locks), with options. A value; nothing is taken before
 /// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
 ///
-/// What it does not give: a lock with a lease cannot stop a holder that is paused for longer than its lease
-/// from acting when it wakes up. dlock tells it so at the first `check`, stops the body, and hands out a
-/// [`Fence`](crate::Fence) with which the resource refuses stale writes; only the last holds whatever happens.
+/// A lock with a lease cannot stop a holder that is paused for longer than its lease from acting when it wakes up.
+/// dlock reports the loss at the first `check`, stops the body, and hands out a [`Fence`](crate::Fence) with which the
+/// resource refuses stale writes; only the fence holds whatever happens.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -52,16 +52,16 @@ impl Lock {
 
     option_setters!();
 
-    /// Returns the lock for reading: any number of readers hold it at a time, and nobody else does meanwhile.
+    /// Returns the lock for reading: any number of readers hold it at a time, and no writer does meanwhile.
     ///
-    /// * Readers come in at the same time, from all processes. A writer, who acquires the lock without this, is alone.
+    /// * Readers come in at the same time, from all processes. A writer, which acquires the lock without this, is
+    ///   alone.
     /// * A writer that waits keeps new readers out, for 10 s; when it does not get in by then, new readers are let in
     ///   for 10 s, and so on. So neither of them starves.
     /// * The fence of a reader is higher than that of every writer before it, and lower than that of every writer after
     ///   it.
-    /// * Whoever holds the lock for writing may read: inside a body or a [scope](crate::Locks::scope) the read lock is
-    ///   a further share of the same hold. A reader that asks to write would wait for itself, and gets
-    ///   [`ErrorKind::Deadlock`].
+    /// * A holder that writes may read: inside a body or a [scope](crate::Locks::scope) the read lock is a further
+    ///   share of its hold. A reader that asks to write would wait for itself, and gets [`ErrorKind::Deadlock`].
     ///
     /// A backend without readers refuses the acquire with [`ErrorKind::Unsupported`]; have that checked at start-up by
     /// requiring [`Requirement::Shared`](crate::Requirement::Shared).
@@ -88,21 +88,21 @@ impl Lock {
 
     /// Keeps the key taken until so long after the grant, also when the lock is released before: 1 ms to 30 days.
     ///
-    /// The release leaves the key taken for what is missing, by the server's clock. Nobody owns it then, and no
+    /// The release leaves the key taken for what is missing, by the server's clock. The key has no owner then, and no
     /// process or task has to live for it: [`inspect`](crate::Locks::inspect) shows its last holder as
     /// [`left_behind`](crate::Holder::left_behind), with the time that is left, and
     /// [`force_release`](crate::Locks::force_release) frees it. A guard that is dropped, a call that is cancelled and a
     /// body that panics release the lock in this way too. A release after that time is an ordinary one.
     ///
-    /// What it does not give:
+    /// Limits:
     ///
     /// * A holder that dies without a release leaves the key for what is left of its lease, however long this is. Give
-    ///   it a lease as long as this where that is too short. So it is where no release reaches the servers before the
-    ///   lease ends. Where a session keeps the lock, as on ZooKeeper, the key is free once that has ended.
-    /// * A store may need somebody to remove what is over: on ZooKeeper whoever comes to the key does, or
-    ///   `ZooKeeper::prune`.
+    ///   it a lease as long as this time if that is too short. So it is if no release reaches the servers before the
+    ///   lease ends. If a session keeps the lock, as on ZooKeeper, the key is free once that has ended.
+    /// * A store may have to be cleaned of keys whose time is over: on ZooKeeper the next process that comes to the key
+    ///   does that, or `ZooKeeper::prune`.
     /// * A lock that was lost is not kept.
-    /// * A nested acquire of a lock that the caller holds keeps what was said for the outer one.
+    /// * A nested acquire of a lock that the caller holds keeps the option of the outer one.
     ///
     /// Such a lock is never passed on inside the process. Readers, permits and fair locks are refused with
     /// [`ErrorKind::Unsupported`], as is a backend that cannot: see
@@ -130,33 +130,33 @@ impl Lock {
         self
     }
 
-    /// Sets the pattern the key was made from, such as `room_<id>`: a label with few values, for spans and metrics. The
-    /// attribute gives it by itself.
+    /// Sets the pattern from which the key was made, such as `room_<id>`: a label with few values, for spans and
+    /// metrics. The attribute sets it by itself.
     pub const fn with_template(mut self, template: &'static str) -> Self {
         self.site.template = Some(template);
         self
     }
 
-    /// Sets the function that uses the lock: a label for spans and metrics. The attribute gives it by itself.
+    /// Sets the function that uses the lock: a label for spans and metrics. The attribute sets it by itself.
     pub const fn with_function(mut self, function: &'static str) -> Self {
         self.site.function = Some(function);
         self
     }
 
-    /// Takes the lock, waiting for as long as the options say.
+    /// Takes the lock, waiting for as long as the options allow.
     ///
-    /// When the calling [scope](crate::Locks::scope) holds it already, this returns at once with a further guard of
-    /// the same hold. That keeps the lease and the `max_hold` of the outer acquire; others that are asked for here are
-    /// told of in an event of level `debug`.
+    /// If the calling [scope](crate::Locks::scope) holds it already, this returns at once with a further guard of
+    /// that hold, which keeps the lease and the `max_hold` of the outer acquire; an event of level `debug` reports
+    /// others that are asked for here.
     ///
     /// # Errors
     ///
-    /// * [`ErrorKind::Busy`] with `Wait::No`, [`ErrorKind::TimedOut`] otherwise: somebody else holds it.
-    /// * [`ErrorKind::Unknown`]: a request was sent, and whether it took effect could not be found out. Clean-up goes
-    ///   on in the background; [`Error::maybe_held_for_at_most`] says for how long the lock may be blocked.
+    /// * [`ErrorKind::Busy`] with `Wait::No`, [`ErrorKind::TimedOut`] otherwise: it has another holder.
+    /// * [`ErrorKind::Unknown`]: a request was sent, and its effect could not be found out. Clean-up goes on in the
+    ///   background; [`Error::maybe_held_for_at_most`] returns for how long the lock may be blocked.
     /// * [`ErrorKind::Unavailable`], [`ErrorKind::Denied`] and other kinds of the backend. A backend that is away is
-    ///   asked again for as long as the wait allows, and so is one that refuses what it allowed when the wait began: a
-    ///   removed right, a renamed table.
+    ///   asked again for as long as the wait allows, and so is a backend that refuses what it allowed when the wait
+    ///   began: a removed right, a renamed table.
     /// * [`ErrorKind::Deadlock`]: the caller would wait for itself, or nests too deep. So it would where it holds the
     ///   lock by other [`Locks`](crate::Locks) of the same store: only clones of one `Locks` enter it again.
     /// * [`ErrorKind::InvalidKey`], [`ErrorKind::InvalidConfig`]: the key or an option cannot work.
@@ -178,7 +178,7 @@ impl Lock {
         Ok(guard)
     }
 
-    /// Takes the lock if nobody holds it; `None` if somebody does. Never waits for others.
+    /// Takes the lock if it is free; `None` if it has a holder. Never waits for others.
     ///
     /// # Errors
     ///
@@ -200,12 +200,12 @@ impl Lock {
         std::future::poll_fn(|context| self.poll_taking(&mut taking, context)).await
     }
 
-    /// A further guard, if the calling scope holds the lock already.
+    /// Takes a further guard, if the calling scope holds the lock already.
     #[inline]
     pub(super) fn reenter(&self, by_hand: bool) -> Result<Option<Guard>> {
         let key = self.checked(&self.options)?;
         if self.options.takes_over.is_some() {
-            // What the caller holds is not what was handed over.
+            // The baton stands for another hold than the caller's.
             return Ok(None);
         }
         let share = scope::reenter(&self.engine, key, &self.options, by_hand)?;
@@ -228,7 +228,7 @@ impl Lock {
         context: &mut Context<'_>,
     ) -> Poll<Result<Guard>> {
         if let (Attended::Begun(begun), true) = (&mut *taking, self.options.takes_over.is_some()) {
-            // It is not taken back when nobody polls it: what it took over cannot be taken over again.
+            // It is not taken back when it is not polled: a baton that was taken over cannot be taken over again.
             let taken = ready!(begun.as_mut().poll(context))?;
             return Poll::Ready(Ok(Guard::new(only_share(taken))));
         }
@@ -238,16 +238,17 @@ impl Lock {
         Poll::Ready(Ok(Guard::new(only_share(taken))))
     }
 
-    /// What is wanted: this lock by a key that was [checked](Self::checked), with these options.
+    /// Returns the request for this lock: by a key that was [checked](Self::checked), with these options.
     pub(crate) fn spec(&self, key: &Key, options: Options) -> Spec {
         let mode = options.role.map_or_else(|| options.mode.label(), |role| Some(role.label()));
         let site = Site { mode, ..self.site };
         Spec { engine: Arc::clone(&self.engine), key: key.clone(), site, options }
     }
 
-    /// The key, if it and these options can work.
+    /// Returns the key, if it and these options can work.
     #[inline]
     pub(crate) fn checked(&self, options: &Options) -> Result<&Key> {
+        // Checked before any request, and not by the backend: a mistake of the program must not depend on the server.
         let refuse = |failure| self.error(Operation::Acquire, failure);
         let key = self.key.as_ref().map_err(|why| refuse(Failure::invalid_key(why.to_string())))?;
         options.check().map_err(refuse)?;
@@ -267,33 +268,33 @@ impl Lock {
         Ok(key)
     }
 
-    /// The same lock in another mode.
+    /// Returns this lock in another mode.
     pub(super) const fn with_mode(mut self, mode: Mode) -> Self {
         self.options.mode = mode;
         self
     }
 
-    /// The same lock, which is taken over by this token, left in this mode, and not otherwise.
+    /// Returns this lock, to be taken over by this token, left in this mode, and not otherwise.
     pub(super) const fn taking_over(mut self, token: Token, mode: Mode) -> Self {
         self.options.takes_over = Some((token, mode));
         self
     }
 
-    /// Has the stored number of permits count.
+    /// Goes by the number of permits that is stored.
     pub(super) const fn resizable(mut self) -> Self {
         self.options.resizable = true;
         self
     }
 
-    /// The same lock for a candidate of an election: whoever has it leads. It is asked for by a campaign, which waits
-    /// without end, and goes to nobody but by way of the servers.
+    /// Returns this lock for a candidate of an election: its holder leads. A campaign asks for it, which waits without
+    /// end, and it is granted by way of the servers only.
     pub(super) fn leading(mut self) -> Self {
         (self.options.role, self.options.mode) = (Some(Role::Leader), Mode::Exclusive);
         self.with_wait(Wait::Forever).with_handoff(false).with_reentrancy(false)
     }
 
-    /// The same lock for a job that is to run once: it is tried for, alone, and goes to nobody but by way of the
-    /// servers.
+    /// Returns this lock for a job that is to run once: it is tried for, alone, and is granted by way of the servers
+    /// only.
     pub(super) fn for_job(mut self) -> Self {
         (self.options.role, self.options.mode, self.options.fair) = (Some(Role::Job), Mode::Exclusive, false);
         self.with_wait(Wait::No).with_handoff(false).with_reentrancy(false).with_on_lost(OnLost::Abort)
@@ -303,13 +304,13 @@ impl Lock {
         &self.engine
     }
 
-    /// A lock with the same options and a key made of this one's.
+    /// Returns a lock with these options and a key made of this one's.
     pub(super) fn renamed(&self, key: impl FnOnce(&str) -> String) -> Self {
         let rename = |old: &Key| Key::new(key(old.as_str())).map_err(|failure| failure.message().into());
         Self { key: self.key.as_ref().map_err(Arc::clone).and_then(rename), ..self.clone() }
     }
 
-    /// The key, unless it is invalid.
+    /// Returns the key, unless it is invalid.
     pub(crate) fn key(&self) -> Option<&Key> {
         self.key.as_ref().ok()
     }

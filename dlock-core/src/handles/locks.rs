@@ -64,7 +64,7 @@ impl Locks {
     ///
     /// # Panics
     ///
-    /// When the operating system gives no thread for the keeper; [`LocksBuilder::build`] returns that as an error.
+    /// If the operating system gives no thread for the keeper; [`LocksBuilder::build`] returns that as an error.
     pub fn new(backend: impl Backend) -> Self {
         match Self::builder(backend).build() {
             Ok(locks) => locks,
@@ -88,7 +88,7 @@ impl Locks {
         }
     }
 
-    /// Returns the lock named `key`. Whether the key is valid is said when it is acquired.
+    /// Returns the lock named `key`. An invalid key is refused when the lock is acquired.
     pub fn lock(&self, key: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.engine), key.as_ref(), self.defaults)
     }
@@ -172,7 +172,7 @@ impl Locks {
         async move { Scope::of_owner(&self.engine).enter(body).await }
     }
 
-    /// Returns who holds `key`; `None` when nobody does.
+    /// Returns the holder of `key`; `None` when it has none.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl Locks {
         answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
-    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), and waits until
+    /// Refuses new acquires, ends those under way with [`ErrorKind::Closed`](crate::ErrorKind::Closed), and waits until
     /// the bodies that run are done and everything is released. The first half of a graceful end; the other is
     /// [`shutdown`](Self::shutdown).
     ///
@@ -226,7 +226,7 @@ impl Locks {
         shutdown::drain(&self.engine, timeout).await
     }
 
-    /// Refuses new acquires, ends those that wait with [`ErrorKind::Closed`](crate::ErrorKind::Closed), releases
+    /// Refuses new acquires, ends those under way with [`ErrorKind::Closed`](crate::ErrorKind::Closed), releases
     /// everything that is held, waits for the work in the background, and closes the backend. For a graceful end of the
     /// process: after it nothing of ours is left on the server.
     ///
@@ -314,7 +314,7 @@ impl From<Locks> for Node {
     }
 }
 
-/// Of the builder nothing but its backend counts.
+/// Nothing of the builder counts but its backend.
 impl From<LocksBuilder> for Node {
     fn from(builder: LocksBuilder) -> Self {
         Self::own(builder.backend)
@@ -414,8 +414,8 @@ impl LocksBuilder {
         self
     }
 
-    /// Sets the meter of the metrics. Default: one named `dlock` of the provider that is the global one when
-    /// [`build`](Self::build) is called, so set yours before. One that panics is logged, and changes no lock.
+    /// Sets the meter of the metrics. Default: the one named `dlock` of the provider that is the global one when
+    /// [`build`](Self::build) is called, so set yours before. A meter that panics is logged, and changes no lock.
     #[cfg(feature = "otel")]
     pub fn with_meter(mut self, meter: Meter) -> Self {
         self.meter = Some(meter);

@@ -1,4 +1,4 @@
-//! What users hold: handles that carry options and forward to the [engine](crate::engine).
+//! The handles of users, which carry options and forward to the [engine](crate::engine).
 
 pub(crate) mod batch;
 pub(crate) mod baton;

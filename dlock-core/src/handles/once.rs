@@ -13,26 +13,27 @@ use crate::handles::lock::Lock;
 use crate::holder::Holder;
 use crate::options::{MAX_HOLD, MAX_LEASE, MIN_HOLD_AT_LEAST, MIN_LEASE, Options, Wait};
 
-/// After how long a job looks who has the lock, while the engine waits for another run: the bounds of half its window.
-/// A job that stands in line behind waiters that stay finds what a run has left within [`LINGER`].
+/// The pause after which a job looks for the lock's holder, while the engine waits for another run: the bounds of half
+/// its window. A job that stands in a queue behind waiters that stay finds what a run has left within [`LINGER`].
 const LOOKS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3));
 /// The pauses between tries that fail, and between looks where no wait comes between them: from, to.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// For how long the key stays taken after a run that was longer than its window, at the most: so that those who waited
-/// for it find that it was done.
+/// The longest time for which the key stays taken after a run that was longer than its window, so that the jobs that
+/// waited for it find that it was done.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// A job that runs once in a window of time, over all processes that start it. Made by
 /// [`Locks::once`](crate::Locks::once). A value; nothing is asked for before [`run`](Self::run).
 ///
-/// Who comes first runs it, under a lock that is renewed. When it has succeeded, the key stays taken until the window
-/// is over, by the server's clock, whatever becomes of the process: everybody else finds who did it, and skips it. The
-/// window begins with the run.
+/// The first process that comes runs it, under a lock that is renewed. When it has succeeded, the key stays taken until
+/// the window is over, by the server's clock, whatever becomes of the process: all others find the holder that ran it,
+/// and skip it. The window begins with the run.
 ///
 /// | the run | what it leaves | default |
 /// |---|---|---|
 /// | succeeds | the window is closed | |
-/// | fails, panics or is cancelled | [`OnError`]: an open window, so that whoever waits or comes next runs it, or a closed one | open |
+/// | fails, panics or is cancelled | [`OnError`]: an open window, so that the next process that waits or comes runs it,
+/// or a closed one | open |
 /// | ends with its process | [`OnCrash`]: a window that opens when the lease has ended, or a closed one | open |
 /// | loses its lock | an open window; the body is dropped | |
 ///
@@ -40,11 +41,11 @@ const LINGER: Duration = Duration::from_secs(5);
 /// each firing of a schedule and the time for which a late process could still ask (`"invoice:2026-11-23T06:00"`, 25
 /// hours).
 ///
-/// What it does not give:
+/// Limits:
 ///
 /// * A process that is paused for longer than its lease may still be in the middle of a step when the next one runs the
-///   job. It runs no further step of the body; the [fence](Held::fence) tells a resource which is which.
-/// * What the body did is not undone when it fails: a job that is run again has to bear it.
+///   job. It runs no further step of the body; by the [fence](Held::fence) a resource distinguishes the two.
+/// * The effects of a body are not undone when it fails: a job that is run again has to bear them.
 /// * It remembers until the window is over, and no longer than the store does: a failover of Redis may forget it, as it
 ///   may forget a lock.
 ///
@@ -75,38 +76,39 @@ pub struct Once {
     on_crash: OnCrash,
 }
 
-/// What became of a job that was to run [once](Once).
+/// The outcome of a job that was to run [once](Once).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome<T> {
     /// It ran here, and returned this.
     Ran(T),
     /// It did not run here.
     Skipped {
-        /// When the other run began, by the clock of whoever ran it.
+        /// The time at which the other run began, by the clock of the process that ran it.
         ran_at: Option<SystemTime>,
-        /// Who ran it; or who is running it, unless [`left_behind`](Holder::left_behind) says that it is done.
+        /// The holder that ran it; or is running it, unless [`left_behind`](Holder::left_behind) shows that it is done.
         by: Box<Holder>,
     },
 }
 
-/// What a run leaves that fails: its body returned an error, panicked or was cancelled.
+/// The mark that a failed run leaves: its body returned an error, panicked or was cancelled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnError {
-    /// An open window: whoever waits for the run, or asks next, runs the job again.
+    /// An open window: the next process that waits for the run, or asks, runs the job again.
     #[default]
     Rerun,
     /// A closed window, as after a success.
     Skip,
 }
 
-/// What a run leaves whose process dies, or is cut off from the backend for good.
+/// The mark that a run leaves whose process dies, or is cut off from the backend for good.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnCrash {
-    /// A window that opens when the lease has ended: whoever waits for the run, or asks next, runs the job again.
+    /// A window that opens when the lease has ended: the next process that waits for the run, or asks, runs the job
+    /// again.
     #[default]
     Rerun,
     /// A closed window, until it has passed since the last sign of life: the lease is as long as the window, which may
-    /// then be 50 ms to 24 h. Nobody waits for such a run unless that [is said](Once::with_wait). Refused with
+    /// then be 50 ms to 24 h. Such a run is not waited for unless [`with_wait`](Once::with_wait) is set. Refused with
     /// [`ErrorKind::Unsupported`] where a session keeps the locks, as on ZooKeeper.
     Skip,
 }
@@ -120,7 +122,7 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Returns whether somebody else ran it, or is about to.
+    /// Returns `true` if another process ran it, or is about to.
     pub const fn is_skipped(&self) -> bool {
         matches!(self, Self::Skipped { .. })
     }
@@ -131,10 +133,11 @@ impl Once {
         Self { lock, window: None, wait: None, on_error: OnError::default(), on_crash: OnCrash::default() }
     }
 
-    /// Sets for how long the job is not run again after the begin of a run: 1 ms to 30 days. There is no default.
+    /// Sets the time, from the begin of a run, for which the job is not run again: 1 ms to 30 days. There is no
+    /// default.
     ///
     /// A run that is longer than its window closes it for 5 s after its end, or for as long as the window where that is
-    /// shorter: those who asked while it ran skip it.
+    /// shorter: processes that asked while it ran skip it.
     pub const fn with_window(mut self, window: Duration) -> Self {
         self.window = Some(window);
         self
@@ -143,36 +146,36 @@ impl Once {
     /// Sets how long to wait for a run that is under way elsewhere, before it is skipped. By default it is waited for
     /// until it ends, and the job then skipped, or run here if it failed; with [`OnCrash::Skip`] it is not waited for.
     ///
-    /// With [`Wait::No`] nobody runs the job again whose run fails or crashes, until it is asked for anew.
+    /// With [`Wait::No`] a job whose run fails or crashes is not run again until it is asked for anew.
     pub fn with_wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = Some(wait.into());
         self
     }
 
-    /// Sets what a run leaves that fails.
+    /// Sets the mark that a failed run leaves.
     pub const fn with_on_error(mut self, on_error: OnError) -> Self {
         self.on_error = on_error;
         self
     }
 
-    /// Sets what a run leaves whose process dies.
+    /// Sets the mark that a run leaves whose process dies.
     pub const fn with_on_crash(mut self, on_crash: OnCrash) -> Self {
         self.on_crash = on_crash;
         self
     }
 
-    /// Sets after which time the job is run again when nothing is heard of whoever runs it. See [`Lock::with_lease`].
+    /// Sets the time after which the job is run again when its process gives no sign of life. See [`Lock::with_lease`].
     /// With [`OnCrash::Skip`] the window is the lease.
     pub fn with_lease(self, lease: Duration) -> Self {
         self.with_options(|lock| lock.with_lease(lease))
     }
 
-    /// Sets after which time a run is ended. See [`Lock::with_max_hold`].
+    /// Sets the time after which a run is ended. See [`Lock::with_max_hold`].
     pub fn with_max_run(self, limit: Duration) -> Self {
         self.with_options(|lock| lock.with_max_hold(limit))
     }
 
-    /// Sets the label of spans and metrics. See [`Lock::with_template`]; give it the key where that is fixed.
+    /// Sets the label of spans and metrics. See [`Lock::with_template`]; set it to the key where that is fixed.
     pub fn with_template(self, template: &'static str) -> Self {
         self.with_options(|lock| lock.with_template(template))
     }
@@ -185,8 +188,8 @@ impl Once {
         self
     }
 
-    /// Runs `body` if nobody else did in this window, and returns what it returned. It is dropped without having been
-    /// polled where the job is skipped.
+    /// Runs `body` if no other process did in this window, and returns what it returned. It is dropped without having
+    /// been polled where the job is skipped.
     ///
     /// # Errors
     ///
@@ -202,7 +205,7 @@ impl Once {
     ///
     /// # Cancel safety
     ///
-    /// When dropped before the body has begun, nothing is left. When dropped later, the body is dropped first, which
+    /// If dropped before the body has begun, nothing is left. When dropped later, the body is dropped first, which
     /// is a failure: see [`OnError`].
     pub fn run<T, E, F>(
         &self,
@@ -254,6 +257,7 @@ impl Once {
                     // From here on: a grant that no body saw leaves nothing.
                     held.holds().iter().for_each(|hold| hold.leave_for(window, Duration::ZERO));
                 }
+                // The body is taken only where it is polled: a try that gets no lock leaves it for the next one.
                 let running = body.take().map(|body| body(held.clone()));
                 async move {
                     let mut unfinished = Unfinished(Some(held.clone()));
@@ -278,7 +282,7 @@ impl Once {
         }
     }
 
-    /// The lock for a run, and the window.
+    /// Returns the lock for a run, and the window.
     fn prepared(&self) -> Result<(Lock, Duration)> {
         let refuse = |what: String| {
             self.lock.error(Operation::Configure, Failure::new(ErrorKind::InvalidConfig, what))
@@ -314,7 +318,7 @@ impl Once {
     }
 }
 
-/// A run that has not ended. Dropped since its lease has run out, it leaves an open window, whatever a failure leaves.
+/// A run that has not ended. Dropped after its lease has run out, it leaves an open window, whatever a failure leaves.
 struct Unfinished(Option<Held>);
 
 impl Drop for Unfinished {
@@ -323,39 +327,39 @@ impl Drop for Unfinished {
     }
 }
 
-/// What keeps a job from running here, and until when that is waited for.
+/// The holder that keeps a job from running here, and the time for which that is waited for.
 ///
 /// | after | that found | follows |
 /// |---|---|---|
-/// | any | what a run has left | the job is skipped |
+/// | any | the key that a run has left | the job is skipped |
 /// | a look | another holder, and the time is over | the job is skipped |
-/// | the same | the same, but it may be a lost grant of this job | a pause, and a look |
-/// | a look, or a wait that knows the holder | another holder | a wait; a pause and a look where the backend does not notify, or has the line |
+/// | a look | as above, but it may be a lost grant of this job | a pause, and a look |
+/// | a look, or a wait that knows the holder | another holder | a wait; a pause and a look where the backend does not notify, or has the queue |
 /// | a wait | that its time is over, and no holder, or all time is over | a look |
 /// | any | a failure that may pass | a pause, and a look |
 ///
-/// A look is an acquire that does not wait. A wait is one that does, in line and notified, but ends when it finds what
-/// a run has left.
+/// A look is an acquire that does not wait. A wait is an acquire that waits in the queue and is notified, but ends when
+/// it finds the key that a run has left.
 struct Waiting<'a> {
     lock: &'a Lock,
     engine: &'a Arc<Engine>,
-    /// When others are no longer waited for; `None` for never.
+    /// The time from which on others are not waited for; `None` for never.
     others_until: Option<Instant>,
     waits: bool,
-    /// For how long the next try waits in the engine; `None` of a look.
+    /// The time for which the next try waits in the engine; `None` of a look.
     next_wait: Option<Duration>,
-    /// Whether a try before this one had no answer, and may have got the lock.
+    /// Is `true` if a try before this one had no answer, and may have got the lock.
     is_unsure: bool,
-    /// Whether who is found to have the lock may be that try: it was not withdrawn when this one began.
+    /// Is `true` if the holder that is found may be that try: it was not withdrawn when this one began.
     may_be_its_own: bool,
-    /// How long a backend that cannot be reached is asked again.
+    /// The time for which a backend that cannot be reached is asked again.
     patience: Wait,
     failing_until: Option<Instant>,
-    /// Whether the backend allowed the job at first, so that a refusal may pass.
+    /// Is `true` if the backend allowed the job at first, so that a refusal may pass.
     was_allowed: bool,
     refusals: Refusals<'a>,
     pause: Duration,
-    /// For how long each wait lasts.
+    /// The length of each wait.
     look: Duration,
 }
 
@@ -384,7 +388,7 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// The lock as it is to be acquired next.
+    /// Returns the lock as it is to be acquired next.
     fn next_try(&mut self) -> Lock {
         let lock = self.lock.clone();
         self.is_unsure &= lock.key().is_some_and(|key| self.engine.acquires.left_claims.has(key));
@@ -395,22 +399,25 @@ impl<'a> Waiting<'a> {
         lock.with_wait(Wait::For(limit)).with_patience(wait)
     }
 
-    /// Prepares the next try after one that got no lock, after a pause where it failed; returns who ran the job, or
-    /// runs it, where there is none.
+    /// Prepares the next try after one that got no lock, after a pause where it failed. Returns the holder that ran the
+    /// job, or runs it, where the job is skipped.
     async fn next(&mut self, mut error: Error) -> Result<Option<Box<Holder>>> {
         let is_refused = self.was_allowed && error.kind().is_refusal();
         let now = self.engine.timers.now();
         let is_over = |until: Option<Instant>| until.is_some_and(|until| now >= until);
         let waited = self.next_wait.take().is_some();
+        // The holder that the next try finds may be a grant of this one.
         self.is_unsure |= error.kind() == ErrorKind::Unknown;
-        // A look that timed out was granted the lock, too late.
+        // A look that timed out was granted the lock too late.
         let mut is_busy = error.kind() == ErrorKind::Busy || waited && error.is_busy();
         if is_busy {
             let holder = error.holder().cloned().unwrap_or_default();
+            // Nothing is waited for once a run has left its mark, also not by a job whose time is not over.
             if holder.left_behind {
                 return Ok(Some(Box::new(holder)));
             }
             let ends = !self.waits || is_over(self.others_until);
+            // A wait that is over knows the holder of its beginning only: a look decides.
             if waited && (ends || error.holder().is_none()) {
                 return Ok(None);
             }
@@ -426,11 +433,11 @@ impl<'a> Waiting<'a> {
         }
         let until = if is_busy {
             self.failing_until = None;
-            // Else the engine polls, more often than a job needs; or each job that waits has a place on the servers,
-            // and a crowd learns of the end one after the other.
+            // Otherwise the engine polls, more often than a job needs; or each job that waits has a place on the
+            // servers, and a crowd learns of the end one after the other.
             let capabilities = &self.engine.capabilities;
             if capabilities.notified && !capabilities.fair {
-                // Not all at once, of a crowd that came together.
+                // Spread, so that a crowd that came together does not look at the same moment.
                 let look = self.look.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0);
                 let left = self.others_until.map(|until| until.saturating_duration_since(now));
                 self.next_wait = Some(left.map_or(look, |left| left.min(look)));
@@ -438,7 +445,7 @@ impl<'a> Waiting<'a> {
             }
             self.others_until
         } else {
-            // A lost reply, or a server that is away for a moment or that somebody is changing.
+            // A reply was lost, or a server is away for a moment or is being changed.
             let until = *self
                 .failing_until
                 .get_or_insert_with(|| deadline(self.engine, self.patience).unwrap_or_else(|| now + FAR));
@@ -461,7 +468,7 @@ impl<'a> Waiting<'a> {
 const NOT_WITHDRAWN: &str =
     "a try without an answer is not withdrawn yet: whether it is what has the lock is not known";
 
-/// Longer than anything lives.
+/// A time that is longer than any process lives.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 fn deadline(engine: &Engine, wait: Wait) -> Option<Instant> {

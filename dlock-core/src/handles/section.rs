@@ -1,4 +1,13 @@
 //! A body that runs under a lock.
+//!
+//! ```text
+//!              enter            taken           the body has returned           leave
+//!   Outside ─────────▶ Entering ──────▶ Locked ───────────────────────▶ Finished ─────▶ Leaving ──▶ Outside
+//!                         └── unavailable, and that is allowed ──▶ Unlocked ── leave ──▶ Outside
+//! ```
+//!
+//! A lock that is entered again goes from `Outside` to `Locked`. A lock that was lost stays `Locked` until the caller
+//! has dropped the body, and is released by the drop of the section.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,17 +24,17 @@ use crate::handles::lock::Lock;
 use crate::options::OnLost;
 use crate::telemetry::{Span, Telemetry};
 
-/// A critical section: acquires, runs a pinned body, releases. What [`Lock::run`], [`Batch::run`] and the attribute are
-/// made of.
+/// A critical section: acquires, runs a pinned body, releases. [`Lock::run`], [`Batch::run`] and the attribute are made
+/// of it.
 ///
-/// It owns the guard, so that a caller who declares it before the body has the body dropped first when he is
-/// cancelled itself: the lock is released after everything that was done under it.
+/// It owns the guard, so that a caller that declares it before the body drops the body first when it is cancelled
+/// itself: the lock is released after everything that was done under it.
 #[derive(Debug)]
 pub struct Section {
     target: SectionTarget,
     state: SectionState,
     run_when_unavailable: bool,
-    /// What is around the body while it runs.
+    /// The surroundings of the body while it runs.
     running: Option<Running>,
 }
 
@@ -51,7 +60,7 @@ enum Entering {
     All(Step<Result<SectionGuard>>),
 }
 
-/// In a box, so that the futures of all annotated functions, which contain the section, are small and alike.
+/// Boxed, so that the futures of all annotated functions, which contain the section, are small and alike.
 type Step<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 #[derive(Debug)]
@@ -68,7 +77,7 @@ impl SectionGuard {
         }
     }
 
-    /// What is left to do for the release; the result where that is nothing.
+    /// Returns the rest of the release; the result where nothing is left to do.
     fn end(self) -> std::result::Result<Step<Result<()>>, Result<()>> {
         match self {
             Self::One(guard) => guard.end().map(|leaving| -> Step<_> { Box::pin(leaving) }),
@@ -78,7 +87,7 @@ impl SectionGuard {
 }
 
 impl SectionTarget {
-    /// What there is to wait for; the guard of a lock that is entered again.
+    /// Begins to take the lock, or returns the guard of a lock that is entered again.
     fn take(&self) -> Result<SectionState> {
         Ok(match self {
             Self::Lock(lock) => match lock.reenter(false)? {
@@ -159,7 +168,7 @@ impl Section {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the next call goes on with what this one began. When the section is dropped too, as
+    /// If dropped, the next call goes on with what this one began. When the section is dropped too, as
     /// [`Lock::acquire`].
     pub async fn enter(&mut self) -> Result<()> {
         std::future::poll_fn(|cx| self.poll_enter(cx)).await
@@ -171,7 +180,7 @@ impl Section {
     ///
     /// Those of [`enter`](Self::enter).
     pub fn poll_enter(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        // A release that was dropped midway: the lock is no longer ours to run under.
+        // A release that was dropped midway: the lock is this section's no more.
         if matches!(self.state, SectionState::Leaving(..)) {
             ready!(self.poll_leave(cx));
         }
@@ -200,7 +209,7 @@ impl Section {
         })
     }
 
-    /// The lock could not be taken.
+    /// Ends an acquire that failed, or goes on without the lock if that is allowed.
     fn refused(&mut self, error: Error) -> Result<()> {
         if !self.run_when_unavailable || !is_unavailable(error.kind()) {
             return Err(error);
@@ -223,7 +232,7 @@ impl Section {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the lock is released in the background once the section is dropped too.
+    /// If dropped, the lock is released in the background once the section is dropped too.
     pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<F::Output> {
         let output = self.run_body(body).await?;
         self.leave().await;
@@ -268,7 +277,7 @@ impl Section {
         let is_lost = self.running.as_mut().map_or(Poll::Ready(false), |running| running.poll(cx, body));
         let is_lost = ready!(is_lost);
         let running = self.running.take();
-        // When the lock was lost, the guard stays until the caller has dropped the body.
+        // After a loss, the guard stays until the caller has dropped the body.
         if let Some(running) = running.filter(|_| is_lost) {
             return Poll::Ready(Err(loss(&running.held)));
         }
@@ -283,7 +292,7 @@ impl Section {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the next call goes on with what this one began. When the section is dropped too, the release
+    /// If dropped, the next call goes on with what this one began. When the section is dropped too, the release
     /// goes on in the background.
     pub async fn leave(&mut self) {
         std::future::poll_fn(|cx| self.poll_leave(cx)).await;
@@ -313,7 +322,7 @@ impl Section {
         Poll::Ready(())
     }
 
-    /// What is held; nothing outside, and for a body that runs without the lock.
+    /// Returns the view of the hold; of nothing outside, and for a body that runs without the lock.
     pub(super) fn held(&self) -> Held {
         match &self.state {
             SectionState::Locked(taken) | SectionState::Finished(taken) => taken.held(),
@@ -322,7 +331,7 @@ impl Section {
     }
 }
 
-/// Tells of a release that failed.
+/// Reports a release that failed.
 fn note_release(held: &Held, result: Result<()>) {
     if let Err(error) = result
         && let Some(hold) = held.holds().first()
@@ -342,12 +351,12 @@ fn loss(held: &Held) -> Error {
     }
 }
 
-/// What is around a body that runs: its scope, its span, and what drops it when a lock is lost.
+/// The surroundings of a body that runs: its scope, its span, and the end that a loss makes for it.
 struct Running {
     held: Held,
     scope: Scope,
     span: Span,
-    /// Whether a loss ends it.
+    /// Is `true` if a loss ends it.
     ends: bool,
     /// Waits for the loss, once the body waits for something.
     lost: Option<Loss>,
@@ -371,7 +380,8 @@ impl Running {
         Self { scope: Scope::of_body(held.locks()), held, span, ends, lost: None }
     }
 
-    /// Ready when the body has returned, or is not to go on because a lock was lost; says whether it was lost.
+    /// Polls the body. Ready when it has returned, or must not go on because a lock was lost; returns `true` if it was
+    /// lost.
     ///
     /// The loss is looked for before each poll, so that a process that was stopped and continues does not run a
     /// single step of the body any more.
@@ -430,7 +440,7 @@ impl Lock {
     ///
     /// Inside the body the lock is reentrant: a nested acquire of the same key on the same `Locks` succeeds at once
     /// and sees the same fence. When the lock is lost, the body is dropped at its current await, unless
-    /// [`with_on_lost`](Self::with_on_lost) says to continue. A body that has returned wins over a failed release,
+    /// [`with_on_lost`](Self::with_on_lost) lets it continue. A body that has returned wins over a failed release,
     /// which is logged and bounded by the lease.
     ///
     /// ```
@@ -449,7 +459,7 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the body is dropped first and the lock is then released in the background.
+    /// If dropped, the body is dropped first and the lock is then released in the background.
     pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<F> {
         run(Section::new(self.clone()), body)
     }
@@ -474,7 +484,7 @@ impl Lock {
 
 impl Batch {
     /// Takes all locks, runs `body`, and releases the locks. See [`Lock::run`]: inside the body every one of the keys
-    /// is reentrant, and the body is dropped when one of the locks is lost, unless the options of all of them say to
+    /// is reentrant, and the body is dropped when one of the locks is lost, unless the options of all of them let it
     /// continue.
     ///
     /// # Errors
@@ -483,7 +493,7 @@ impl Batch {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the body is dropped first and the locks are then released in the background.
+    /// If dropped, the body is dropped first and the locks are then released in the background.
     pub fn run<F: Future>(&self, body: F) -> impl Future<Output = Result<F::Output>> + use<F> {
         run(Section::from(self.clone()), body)
     }
@@ -518,7 +528,7 @@ fn run<F: Future>(mut section: Section, body: F) -> impl Future<Output = Result<
     }
 }
 
-/// As [`run`], with a body that is made once the lock is taken.
+/// Runs a body as [`run`] does, which is made once the lock is taken.
 async fn run_with<F, B>(mut section: Section, body: B) -> Result<F::Output>
 where
     F: Future,

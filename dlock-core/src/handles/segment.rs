@@ -13,7 +13,7 @@ use crate::handles::section::Section;
 use crate::key::Key;
 use crate::options::Wait;
 
-/// How long to wait for one segment before it is looked whether another is free: at first, and at the most.
+/// The time to wait for one segment before the others are looked at again: at first, and at the most.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// One hot key split into segments, each a lock of its own, so that as many callers work at a time as there are
@@ -24,9 +24,9 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 /// have to agree on the number. A lock on `stock` itself excludes none of them; a [batch](crate::Batch) of all segments
 /// does.
 ///
-/// A caller starts at a random segment and takes the first that is free. When none is, it waits for one, and looks
-/// again at the others now and then. A body that finds nothing left in its segment says
-/// [`exhausted`](Segment::exhausted); the lock is then released and another segment tried, until all have said so.
+/// A caller starts at a random segment and takes the first that is free. If none is, it waits for one, and looks again
+/// at the others now and then. A body that finds nothing left in its segment calls [`exhausted`](Segment::exhausted);
+/// the lock is then released and another segment tried, until all are exhausted.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -65,7 +65,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Returns which one it is: 0 to the number of segments less one.
+    /// Returns its number: 0 to the number of segments less one.
     #[must_use]
     pub const fn number(&self) -> u32 {
         self.number
@@ -77,8 +77,8 @@ impl Segment {
         &self.held
     }
 
-    /// Says that there is nothing left in this segment, so that another one is to be tried. Whatever the body then
-    /// returns is dropped; the error is for bodies that return a `Result`, and its kind is [`ErrorKind::Exhausted`].
+    /// Marks this segment as exhausted, so that another one is to be tried. Whatever the body then returns is dropped;
+    /// the error is for bodies that return a `Result`, and its kind is [`ErrorKind::Exhausted`].
     pub fn exhausted(&self) -> Error {
         self.exhausted.store(true, Ordering::Release);
         let what = format!("segment {} has said so", self.number);
@@ -87,27 +87,27 @@ impl Segment {
 }
 
 impl Segmented {
-    /// The most segments.
+    /// The largest number of segments.
     pub const MAX: u32 = 10_000;
 
     pub(crate) const fn new(lock: Lock, segments: u32) -> Self {
         Self { lock, segments }
     }
 
-    /// Takes a segment, runs what `body` makes for it, and gives the segment back; again with another one when the body
-    /// said that its segment is [exhausted](Segment::exhausted). See [`Lock::run`].
+    /// Takes a segment, runs the body that `body` makes for it, and releases the segment; again with another segment
+    /// when the body found it [exhausted](Segment::exhausted). See [`Lock::run`].
     ///
     /// # Errors
     ///
-    /// * [`ErrorKind::Exhausted`]: every segment was tried, and the body said so of each.
-    /// * [`ErrorKind::Busy`], [`ErrorKind::TimedOut`]: somebody else holds each of those that may have something left.
+    /// * [`ErrorKind::Exhausted`]: every segment was tried, and is exhausted.
+    /// * [`ErrorKind::Busy`], [`ErrorKind::TimedOut`]: each segment that may have something left has another holder.
     ///   The time that bodies take is no part of the wait.
     /// * [`ErrorKind::InvalidConfig`]: there are no segments, or more than [`MAX`](Self::MAX).
     /// * Others of [`Lock::acquire`], and [`ErrorKind::Lost`].
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the body is dropped first and the lock is then released in the background.
+    /// If dropped, the body is dropped first and the lock is then released in the background.
     pub async fn run<F: Future>(&self, mut body: impl FnMut(Segment) -> F) -> Result<F::Output> {
         let mut section = SegmentedSection::new(self.clone());
         loop {
@@ -124,31 +124,31 @@ impl Segmented {
         self.lock.renamed(|key| format!("{key}#{segment}"))
     }
 
-    /// The number that `key` has, when it is that of a segment.
+    /// Returns the number that `key` has, if it is that of a segment.
     fn number_of(&self, key: &Key) -> Option<u32> {
         let rest = key.as_str().strip_prefix(self.lock.key()?.as_str())?;
         rest.strip_prefix('#')?.parse().ok()
     }
 }
 
-/// A critical section in one segment after the other. What [`Segmented::run`] and the attribute are made of.
+/// A critical section in one segment after the other. [`Segmented::run`] and the attribute are made of it.
 #[derive(Debug)]
 pub struct SegmentedSection {
     segmented: Segmented,
-    /// Those that may have something left, in the order in which they are tried; `None` before the first was.
+    /// The segments that may have something left, in the order in which they are tried; `None` before the first try.
     left: Option<Vec<u32>>,
     waited: Duration,
     inside: Option<(Section, Segment)>,
 }
 
 impl SegmentedSection {
-    /// Creates a section of which nothing is taken yet.
+    /// Creates a section that has no segment yet.
     #[must_use]
     pub const fn new(segmented: Segmented) -> Self {
         Self { segmented, left: None, waited: Duration::ZERO, inside: None }
     }
 
-    /// Takes a segment, unless one is taken already, and says which.
+    /// Takes a segment, unless one is taken already, and returns it.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl SegmentedSection {
         Ok(segment)
     }
 
-    /// Runs `body` in the segment that is taken, or takes one, and releases it. `None` when the body said that it is
+    /// Runs `body` in the segment that is taken, or takes one, and releases it. `None` when the body found it
     /// exhausted.
     ///
     /// # Errors
@@ -180,7 +180,7 @@ impl SegmentedSection {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the lock is released in the background once the section is dropped too.
+    /// If dropped, the lock is released in the background once the section is dropped too.
     pub async fn run<F: Future>(&mut self, body: Pin<&mut F>) -> Result<Option<F::Output>> {
         let output = self.run_body(body).await?;
         self.leave().await;
@@ -200,11 +200,12 @@ impl SegmentedSection {
     pub async fn run_body<F: Future>(&mut self, body: Pin<&mut F>) -> Result<Option<F::Output>> {
         let segment = self.enter().await?;
         let Some((section, _)) = &mut self.inside else { unreachable!("it was entered") };
-        // When the lock is lost, it stays here until the caller has dropped the body.
+        // A lock that is lost stays here until the caller has dropped the body.
         let output = section.run_body(body).await?;
         if !segment.exhausted.load(Ordering::Acquire) {
             return Ok(Some(output));
         }
+        // Dropped under the lock, as the body is.
         drop(output);
         self.leave().await;
         let lock = &self.segmented.lock;
@@ -215,19 +216,19 @@ impl SegmentedSection {
         Ok(None)
     }
 
-    /// Releases the segment that is taken; a failure is logged. One whose body has not returned, or that was lost, is
-    /// released in the background.
+    /// Releases the segment that is taken; a failure is logged. A segment whose body has not returned, or that was
+    /// lost, is released in the background.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the release goes on in the background.
+    /// If dropped, the release goes on in the background.
     pub async fn leave(&mut self) {
         if let Some((mut section, _)) = self.inside.take() {
             section.leave().await;
         }
     }
 
-    /// Takes the first segment that is free; when none is, the first that becomes so.
+    /// Takes the first segment that is free; if none is, the first that becomes so.
     async fn find(&mut self) -> Result<(u32, Section)> {
         let Segmented { lock, segments } = &self.segmented;
         let refuse = |failure| Err(lock.error(Operation::Acquire, failure));
@@ -243,7 +244,7 @@ impl SegmentedSection {
         if left.is_empty() {
             return refuse(Failure::new(ErrorKind::Exhausted, format!("all {segments} were tried")));
         }
-        // A nested call goes where its caller is.
+        // A nested call goes to the segment of its caller.
         let ours = scope::find_key(lock.engine(), |key| self.segmented.number_of(key));
         if let Some(place) = left.iter().position(|number| Some(*number) == ours) {
             left.rotate_left(place);
@@ -256,18 +257,18 @@ impl SegmentedSection {
             Wait::For(limit) => limit.saturating_sub(self.waited + (timers.now() - begun)),
             Wait::Forever => Duration::MAX,
         };
-        // A wait of zero, too, tries them all.
+        // A wait of zero, too, tries all of them.
         let is_bounded = lock.options().waits() && lock.options().wait != Wait::Forever;
         loop {
             let registry = &lock.engine().registry;
             let (mut busy, mut slowest) = (None, Duration::ZERO);
             for number in &*left {
                 let bound = if is_bounded { still() } else { Duration::MAX };
-                // One that can hardly be answered in time would end in doubt.
+                // A segment that can hardly be answered in time would end in doubt.
                 if busy.is_some() && bound <= slowest * 2 {
                     break;
                 }
-                // What another caller of this process holds is busy without a request.
+                // A segment that another caller of this process holds is busy without a request.
                 let key = self.segmented.lock(*number);
                 if Some(*number) != ours && key.key().is_some_and(|key| registry.holds_key(key)) {
                     continue;
@@ -285,7 +286,7 @@ impl SegmentedSection {
                 if let Some(error) = busy {
                     return Err(error);
                 }
-                // All are held in this process: the last word is the backend's.
+                // All are held in this process: the backend has the last word.
                 return Ok((left[0], enter(&self.segmented, left[0], Wait::No, Duration::MAX).await?));
             }
             let number = left[lock.engine().entropy.below(left.len())];
@@ -300,7 +301,7 @@ impl SegmentedSection {
     }
 }
 
-/// Enters a segment that is free, or becomes so while this is patient.
+/// Enters a segment that is free, or that becomes so within `patience`.
 async fn enter(segmented: &Segmented, number: u32, wait: Wait, patience: Duration) -> Result<Section> {
     let mut section = Section::new(segmented.lock(number).with_wait(wait).with_patience(patience));
     section.enter().await?;
@@ -308,7 +309,7 @@ async fn enter(segmented: &Segmented, number: u32, wait: Wait, patience: Duratio
 }
 
 impl Lock {
-    /// Splits the key into so many segments, each a lock of its own.
+    /// Splits the key into this many segments, each a lock of its own.
     pub const fn segmented(self, segments: u32) -> Segmented {
         Segmented::new(self, segments)
     }

@@ -1,4 +1,4 @@
-//! Several at a time.
+//! A lock that several hold at a time.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::handles::lock::Lock;
 use crate::handles::section::Section;
 use crate::options::{OnLost, Wait};
 
-/// A semaphore: so many permits for all processes together, of which each [acquire](Self::acquire) takes one, or
+/// A semaphore: a number of permits for all processes together, of which each [acquire](Self::acquire) takes one, or
 /// [several](Self::take). Made by [`Locks::semaphore`](crate::Locks::semaphore). A value; nothing is taken before.
 ///
 /// * A permit is held as a lock is: it has a lease that is renewed, a fence, a [`Guard`] that can be lost, and it is
 ///   free again when its holder crashed and the lease has ended.
-/// * Each acquire has permits of its own, also a nested one. One that would wait for permits of the calling
+/// * Each acquire has permits of its own, also a nested one. An acquire that would wait for permits of the calling
 ///   [scope](crate::Locks::scope) itself gets [`ErrorKind::Deadlock`](crate::ErrorKind::Deadlock).
-/// * The number of permits is stored with the semaphore, for as long as somebody has one and a day after that. A
-///   process that says another number, or uses the key as a lock, gets
-///   [`ErrorKind::Conflict`](crate::ErrorKind::Conflict), unless it is [`resizable`](Self::resizable) there. An
-///   operator [changes](crate::Locks::resize_semaphore) the number.
-/// * Of several permits all are taken or none. Who waits for several keeps newcomers out, for 10 s; when it does not
-///   get them by then, newcomers are let in for 10 s, and so on.
+/// * The number of permits is stored with the semaphore, for as long as one is taken and a day after that. A process
+///   with another number, or that uses the key as a lock, gets [`ErrorKind::Conflict`](crate::ErrorKind::Conflict),
+///   unless it is [`resizable`](Self::resizable) there. An operator [changes](crate::Locks::resize_semaphore) the
+///   number.
+/// * Of several permits all are taken or none. An acquire that waits for several keeps newcomers out, for 10 s; when it
+///   does not get them by then, newcomers are let in for 10 s, and so on.
 ///
 /// A backend without semaphores refuses the acquire with [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported);
 /// have that checked at start-up by requiring [`Requirement::Permits`](crate::Requirement::Permits).
@@ -67,19 +67,19 @@ impl Semaphore {
         Self { lock, ..self }
     }
 
-    /// Sets how many permits an acquire takes, all or none. Default 1; 1 to all of them.
+    /// Sets the number of permits that an acquire takes, all or none. Default 1; 1 to all of them.
     pub fn take(self, permits: u32) -> Self {
         Self { lock: self.lock.with_mode(Mode::Permits { of: self.permits, take: permits }), ..self }
     }
 
-    /// Goes by the number of permits that is stored, where that is another one than this says: after a
-    /// [resize](crate::Locks::resize_semaphore), programs that say the old number go on by the new one, and programs
-    /// that say the new one may start before it. Which number counts is then decided by whoever used the semaphore
-    /// first, or resized it last; without this, a program that says a wrong one gets
+    /// Goes by the number of permits that is stored, where that differs from this one: after a
+    /// [resize](crate::Locks::resize_semaphore), programs with the old number go on by the new one, and programs with
+    /// the new one may start before it. The number of the first program that used the semaphore then counts, or the
+    /// last resize; without this, a program with a wrong number gets
     /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict).
     ///
-    /// While the two numbers differ, an acquire costs two requests more. One of more permits than there are by the
-    /// stored number stays a conflict.
+    /// While the two numbers differ, an acquire costs two requests more. An acquire of more permits than the stored
+    /// number stays a conflict.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -99,23 +99,23 @@ impl Semaphore {
         Self { lock: self.lock.resizable(), ..self }
     }
 
-    /// Changes the lock that this is made of, for other options; how many permits there are stays as it is.
+    /// Changes the lock that this is made of, for other options; the number of permits stays as it is.
     pub fn with_options(self, change: impl FnOnce(Lock) -> Lock) -> Self {
         let mode = self.lock.options().mode;
         Self { lock: change(self.lock).with_mode(mode), ..self }
     }
 
-    /// Sets how long an acquire may take. See [`Lock::with_wait`].
+    /// Sets the time that an acquire may take. See [`Lock::with_wait`].
     pub fn with_wait(self, wait: impl Into<Wait>) -> Self {
         Self { lock: self.lock.with_wait(wait), ..self }
     }
 
-    /// Sets how long the backend keeps a permit whose holder does not renew it. See [`Lock::with_lease`].
+    /// Sets the time for which the backend keeps a permit whose holder does not renew it. See [`Lock::with_lease`].
     pub fn with_lease(self, lease: Duration) -> Self {
         Self { lock: self.lock.with_lease(lease), ..self }
     }
 
-    /// Sets how long one request may take. See [`Lock::with_request_timeout`].
+    /// Sets the time that one request may take. See [`Lock::with_request_timeout`].
     pub fn with_request_timeout(self, limit: Duration) -> Self {
         Self { lock: self.lock.with_request_timeout(limit), ..self }
     }
@@ -135,7 +135,7 @@ impl Semaphore {
         Self { lock: self.lock.with_template(template), ..self }
     }
 
-    /// Takes the permits, waiting for as long as the options say.
+    /// Takes the permits, waiting for as long as the options allow.
     ///
     /// # Errors
     ///
@@ -192,8 +192,8 @@ impl Semaphore {
         self.lock.run_with(body)
     }
 
-    /// Returns how many permits are free at this moment: for people and dashboards, since by the time it is read others
-    /// may have taken them.
+    /// Returns the number of permits that are free at this moment: for people and dashboards, since by the time it is
+    /// read others may have taken them.
     ///
     /// # Errors
     ///

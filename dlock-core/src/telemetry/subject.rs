@@ -38,7 +38,7 @@ pub(crate) trait Waiters: Sync {
 
 /// Returns OpenTelemetry's name of the database that a backend is a client of, where it has one.
 pub(super) fn db_system(backend: &str) -> Option<&'static str> {
-    // The part after a dash says how the lock is kept there.
+    // The part after a dash is the way in which the lock is kept there.
     match backend.split('-').next()? {
         "mysql" => Some("mysql"),
         "postgres" => Some("postgresql"),

@@ -53,6 +53,8 @@ pub(crate) struct Script {
     /// Within which time the first renewal of a grant is wanted.
     pub(crate) first_renewal: Mutex<Option<Duration>>,
     pub(crate) called: Notify,
+    /// The number of claims that are made before `claim` panics, if it does.
+    pub(crate) panics_at_claim: Mutex<Option<usize>>,
     /// Whether a busy answer leaves something on the server, as a place in a queue.
     pub(crate) queues: bool,
     pub(crate) clock: Clock,
@@ -90,10 +92,16 @@ impl Scripted {
             signals: Mutex::default(),
             first_renewal: Mutex::default(),
             called: Notify::new(),
+            panics_at_claim: Mutex::default(),
             queues: capabilities.fair,
             clock,
             capabilities: capabilities.without_servers(),
         }))
+    }
+
+    /// Makes so many claims, and panics where another one is to be made.
+    pub(crate) fn panic_after_claims(&self, claims: usize) {
+        *self.0.panics_at_claim.lock().unwrap() = Some(claims);
     }
 
     pub(crate) fn calls(&self) -> Vec<Call> {
@@ -166,6 +174,10 @@ impl Backend for Scripted {
     }
 
     fn claim(&self, request: ClaimRequest) -> ScriptedClaim {
+        if let Some(left) = &mut *self.0.panics_at_claim.lock().unwrap() {
+            assert!(*left > 0, "no claim is made any more");
+            *left -= 1;
+        }
         ScriptedClaim { script: Arc::clone(&self.0), token: u128::from_be_bytes(*request.token.as_bytes()) }
     }
 

@@ -269,6 +269,16 @@ async fn a_grant_that_is_worth_nothing_is_withdrawn_and_never_asked_for_again_un
     guard.check().unwrap();
 }
 
+#[tokio::test]
+async fn a_claim_whose_grant_was_worthless_is_not_used_again_where_no_new_one_can_be_made() {
+    let worthless = Failure::unavailable("no replica knows of it").of_worthless_grant();
+    let backend = Scripted::new([Answer::Fail(worthless), granted()]);
+    backend.panic_after_claims(1);
+    let error = Locks::new(backend.clone()).lock("k").acquire().await.unwrap_err();
+    assert!(error.to_string().contains("no claim is made any more"), "{error}");
+    backend.wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Withdraw(w)] if a == w)).await;
+}
+
 /// Locks over a memory, all in the paused time of the test.
 fn in_virtual_time() -> (Memory, Locks) {
     let start = Instant::now();

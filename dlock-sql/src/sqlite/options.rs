@@ -84,11 +84,8 @@ impl SqliteOptions {
         }
         UrlParts::check_query(query)?;
         let mut options = Self::new(path);
-        for (name, value) in query.split('&').filter(|part| !part.is_empty()).map(|part| {
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            (name, decode(value))
-        }) {
-            match (name, value) {
+        for (name, value) in UrlParts::parameters(query) {
+            match (name, decode(value)) {
                 ("table", Some(value)) => options = options.table(&value)?,
                 ("table", None) => return Err(wrong("the table is not UTF-8")),
                 _ => return Err(wrong("the URL has an unknown option")),

@@ -79,8 +79,7 @@ pub(crate) fn parse(url: &str) -> Result<Target, Failure> {
         creates_chroot: false,
         root_certificate: None,
     };
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    for (name, value) in UrlParts::parameters(query) {
         match name {
             "base" => target.base = Some(decode(value)?),
             "recipe" => {

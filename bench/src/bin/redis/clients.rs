@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dlock_core::{Locks, Wait};
+use dlock_core::{Backend, Locks, Wait};
 use dlock_redis::Redis;
+use dlock_sql::Postgres;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, IntoConnectionInfo, Script};
 use rslock::LockManager;
@@ -20,7 +21,16 @@ pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 /// What is measured.
 pub(crate) async fn dlock(url: &str) -> Result<Locks> {
-    Ok(Locks::builder(Redis::connect(url).await?).with_lease(LEASE).with_wait(Wait::Forever).build()?)
+    built(Redis::connect(url).await?)
+}
+
+/// The same on the server at `url`, which may be PostgreSQL as well.
+pub(crate) async fn of_url(url: &str) -> Result<Locks> {
+    if url.starts_with("postgres") { built(Postgres::connect(url).await?) } else { dlock(url).await }
+}
+
+fn built(backend: impl Backend) -> Result<Locks> {
+    Ok(Locks::builder(backend).with_lease(LEASE).with_wait(Wait::Forever).build()?)
 }
 
 /// A connection of the bare client, which sends at once, as dlock's do.

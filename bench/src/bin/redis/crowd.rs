@@ -53,7 +53,7 @@ impl Part {
 
     /// Does it, and prints what came of it.
     pub(crate) async fn play(&self) -> Result<()> {
-        let locks = clients::dlock(&self.url).await?;
+        let locks = clients::of_url(&self.url).await?;
         let begin = UNIX_EPOCH + Duration::from_millis(self.begin);
         let begin = Instant::now() + begin.duration_since(SystemTime::now()).unwrap_or_default();
         let end = begin + Duration::from_millis(self.time);

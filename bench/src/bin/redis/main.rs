@@ -96,6 +96,7 @@ const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("modes-endless", modes::endless),
     ("modes-permits", modes::permits),
     ("modes-fair", modes::fair),
+    ("modes-postgres", modes::postgres),
 ];
 
 fn main() -> Result<()> {

@@ -1,4 +1,4 @@
-//! Readers, permits and waiters in line, beside the exclusive lock and Redisson.
+//! Readers, permits and waiters in line, beside the exclusive lock; on Redis beside Redisson as well.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +6,8 @@ use anyhow::Result;
 use dlock_bench::measure::runtime;
 use dlock_bench::report::{Row, Spread};
 use dlock_interop::peer::{Peer, Setting};
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_sql::PostgresOptions;
 use futures_util::StreamExt as _;
 
 use crate::Bench;
@@ -20,11 +22,11 @@ type Waits = Vec<Vec<u32>>;
 type Group<'a> = (usize, usize, &'a str);
 
 pub(crate) fn readers(bench: &Bench) -> Result<Vec<Row>> {
-    runtime(true)?.block_on(many_readers(bench))
+    runtime(true)?.block_on(many_readers(bench, &bench.server.url(), true))
 }
 
 pub(crate) fn endless(bench: &Bench) -> Result<Vec<Row>> {
-    runtime(true)?.block_on(that_never_stop(bench))
+    runtime(true)?.block_on(that_never_stop(bench, &bench.server.url()))
 }
 
 pub(crate) fn permits(bench: &Bench) -> Result<Vec<Row>> {
@@ -35,36 +37,22 @@ pub(crate) fn fair(bench: &Bench) -> Result<Vec<Row>> {
     runtime(true)?.block_on(in_order(bench))
 }
 
+/// The lease rows of PostgreSQL, whose server does not wait for its disk: what a mode costs shows beside another one.
+pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
+    runtime(true)?.block_on(async {
+        let server = PostgresServer::start()?;
+        let url = &*server.url();
+        PostgresOptions::from_url(url)?.migrate().await?;
+        let mut rows = many_readers(bench, url, false).await?;
+        rows.extend(that_never_stop(bench, url).await?);
+        rows.push(equal_shares(bench, url).await?);
+        Ok(rows.into_iter().map(|row| row.on("PostgreSQL")).collect())
+    })
+}
+
 impl Bench {
     fn rounds_of_modes(&self) -> usize {
         self.settings.handoff_rounds
-    }
-
-    /// Lets processes of dlock have one lock, for as long as a round.
-    async fn crowd(&self, key: &str, groups: &[Group<'_>], hold: u64) -> Result<Vec<Waits>> {
-        let (url, time, begin) = (self.server.url(), ROUND, begin_after(Duration::from_millis(500))?);
-        let mut started = Vec::new();
-        for (processes, tasks, mode) in groups {
-            let part = || Part {
-                url: url.clone(),
-                key: key.to_owned(),
-                mode: (*mode).to_owned(),
-                tasks: *tasks,
-                hold,
-                time,
-                begin,
-            };
-            started.push((0..*processes).map(|_| part().start()).collect::<Result<Vec<_>>>()?);
-        }
-        let mut all = Vec::new();
-        for group in started {
-            let mut waits = Vec::new();
-            for child in group {
-                waits.push(Part::read(child).await?);
-            }
-            all.push(waits);
-        }
-        Ok(all)
     }
 
     /// The same with Redisson; how many grants a second.
@@ -88,6 +76,33 @@ impl Bench {
         }
         Ok(rate)
     }
+}
+
+/// Lets processes of dlock have one lock of the server at `url`, for as long as a round.
+async fn crowd(url: &str, key: &str, groups: &[Group<'_>], hold: u64) -> Result<Vec<Waits>> {
+    let (time, begin) = (ROUND, begin_after(Duration::from_millis(500))?);
+    let mut started = Vec::new();
+    for (processes, tasks, mode) in groups {
+        let part = || Part {
+            url: url.to_owned(),
+            key: key.to_owned(),
+            mode: (*mode).to_owned(),
+            tasks: *tasks,
+            hold,
+            time,
+            begin,
+        };
+        started.push((0..*processes).map(|_| part().start()).collect::<Result<Vec<_>>>()?);
+    }
+    let mut all = Vec::new();
+    for group in started {
+        let mut waits = Vec::new();
+        for child in group {
+            waits.push(Part::read(child).await?);
+        }
+        all.push(waits);
+    }
+    Ok(all)
 }
 
 /// How many milliseconds a crowd has the lock.
@@ -117,30 +132,30 @@ fn compared(what: &str, rates: &[(&str, Vec<f64>, Option<f64>)]) -> Vec<Row> {
     rows
 }
 
-async fn many_readers(bench: &Bench) -> Result<Vec<Row>> {
+async fn many_readers(bench: &Bench, url: &str, beside_java: bool) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for millis in [5, 1] {
         let (mut mixed, mut alone, mut java) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..bench.rounds_of_modes() {
             let (key, hold) = (|name| format!("readers_{millis}_{name}_{round}"), millis * 1_000);
-            mixed.push(rate(&bench.crowd(&key("mixed"), &[(4, 16, "mixed")], hold).await?[0]));
-            alone.push(rate(&bench.crowd(&key("alone"), &[(4, 16, "alone")], hold).await?[0]));
-            java.push(bench.java(&key("java"), (4, 16, "mixed"), hold).await?);
+            mixed.push(rate(&crowd(url, &key("mixed"), &[(4, 16, "mixed")], hold).await?[0]));
+            alone.push(rate(&crowd(url, &key("alone"), &[(4, 16, "alone")], hold).await?[0]));
+            if beside_java {
+                java.push(bench.java(&key("java"), (4, 16, "mixed"), hold).await?);
+            }
         }
-        rows.extend(compared(
-            &format!("four processes of 16 tasks, 19 of 20 read, {millis} ms each"),
-            &[
-                ("dlock", mixed, None),
-                ("the exclusive lock", alone, Some(10.0)),
-                ("RReadWriteLock", java, Some(3.0)),
-            ],
-        ));
+        let mut rates = vec![("dlock", mixed, None), ("the exclusive lock", alone, Some(10.0))];
+        if beside_java {
+            rates.push(("RReadWriteLock", java, Some(3.0)));
+        }
+        let what = format!("four processes of 16 tasks, 19 of 20 read, {millis} ms each");
+        rows.extend(compared(&what, &rates));
     }
     Ok(rows)
 }
 
 /// One that writes among readers that never stop, and the other way round.
-async fn that_never_stop(bench: &Bench) -> Result<Vec<Row>> {
+async fn that_never_stop(bench: &Bench, url: &str) -> Result<Vec<Row>> {
     const HOLD: u64 = 5_000;
     let mut rows = Vec::new();
     for (who, many, one) in
@@ -149,7 +164,7 @@ async fn that_never_stop(bench: &Bench) -> Result<Vec<Row>> {
         let (mut middle, mut longest) = (Vec::new(), Vec::new());
         for round in 0..bench.rounds_of_modes() {
             let key = format!("endless_{one}_{round}");
-            let all = bench.crowd(&key, &[(2, 16, many), (1, 1, one)], HOLD).await?;
+            let all = crowd(url, &key, &[(2, 16, many), (1, 1, one)], HOLD).await?;
             let mut waits = all[1][0].clone();
             waits.sort_unstable();
             let at = |index: usize| waits.get(index).map_or(f64::NAN, |wait| f64::from(*wait) / HOLD as f64);
@@ -169,7 +184,7 @@ async fn of_eight(bench: &Bench) -> Result<Vec<Row>> {
     let (mut ours, mut java) = (Vec::new(), Vec::new());
     for round in 0..bench.rounds_of_modes() {
         let key = |name| format!("permits_{name}_{round}");
-        ours.push(rate(&bench.crowd(&key("dlock"), &[(4, 16, "permits-8")], 1_000).await?[0]));
+        ours.push(rate(&crowd(&bench.server.url(), &key("dlock"), &[(4, 16, "permits-8")], 1_000).await?[0]));
         java.push(bench.java(&key("java"), (4, 16, "permits-8"), 1_000).await?);
     }
     Ok(compared(
@@ -178,29 +193,35 @@ async fn of_eight(bench: &Bench) -> Result<Vec<Row>> {
     ))
 }
 
-async fn in_order(bench: &Bench) -> Result<Vec<Row>> {
-    let (mut fair, mut alone, mut java, mut index) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+/// How equal the shares of ten processes are that wait in order.
+async fn equal_shares(bench: &Bench, url: &str) -> Result<Row> {
+    let mut index = Vec::new();
     for round in 0..bench.rounds_of_modes() {
-        let key = |name| format!("order_{name}_{round}");
-        fair.push(rate(&bench.crowd(&key("fair"), &[(4, 4, "fair")], 0).await?[0]));
-        alone.push(rate(&bench.crowd(&key("alone"), &[(4, 4, "alone")], 0).await?[0]));
-        java.push(bench.java(&key("java"), (4, 4, "fair"), 0).await?);
-        let ten = bench.crowd(&key("ten"), &[(10, 10, "fair")], 1_000).await?;
+        let ten = crowd(url, &format!("order_ten_{round}"), &[(10, 10, "fair")], 1_000).await?;
         let grants: Vec<f64> = ten[0].iter().map(|waits| waits.len() as f64).collect();
         let (sum, squares) =
             (grants.iter().sum::<f64>(), grants.iter().map(|grants| grants * grants).sum::<f64>());
         index.push(sum * sum / (squares * grants.len() as f64));
     }
+    let index = Spread::of(index);
+    let row = Row::spread("ten processes of 10, fair, 1 ms each: Jain's index", index, "");
+    Ok(row.at_least(index.median, 0.98, ""))
+}
+
+async fn in_order(bench: &Bench) -> Result<Vec<Row>> {
+    let (mut fair, mut alone, mut java) = (Vec::new(), Vec::new(), Vec::new());
+    let url = &*bench.server.url();
+    for round in 0..bench.rounds_of_modes() {
+        let key = |name| format!("order_{name}_{round}");
+        fair.push(rate(&crowd(url, &key("fair"), &[(4, 4, "fair")], 0).await?[0]));
+        alone.push(rate(&crowd(url, &key("alone"), &[(4, 4, "alone")], 0).await?[0]));
+        java.push(bench.java(&key("java"), (4, 4, "fair"), 0).await?);
+    }
     let mut rows = compared(
         "four processes of 4 tasks, fair, empty sections",
         &[("dlock", fair, None), ("the default", alone, None), ("RFairLock", java, Some(5.0))],
     );
-    let index = Spread::of(index);
-    rows.push(Row::spread("ten processes of 10, fair, 1 ms each: Jain's index", index, "").at_least(
-        index.median,
-        0.98,
-        "",
-    ));
+    rows.push(equal_shares(bench, url).await?);
     let (mut passed, mut told) = (Vec::new(), Vec::new());
     for round in 0..bench.rounds_of_modes() {
         told.push(publish(bench).await?);

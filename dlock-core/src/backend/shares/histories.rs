@@ -225,7 +225,7 @@ impl History {
             let is_held = state.holder(&old.token, now).is_some();
             assert!(goes_on || is_held || alone || may_end_preference == Some(old.token), "it was cut short");
         }
-        // Whatever runs out frees.
+        // All that runs out frees the key.
         let end = state.taken_until(now).unwrap_or(now) + PREFERENCE * 2;
         assert!(state.is_idle(end));
         let newcomer = Token::from_bytes([0xff; 16]);

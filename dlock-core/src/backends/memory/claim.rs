@@ -9,7 +9,7 @@ use crate::backend::shares::{Downgraded, Verdict};
 use crate::backend::{Attempt, Claim, ClaimRequest, InFlight, Renewed, Signal, Withdrawal};
 use crate::error::Failure;
 
-/// A claim on a lock of [`Memory`].
+/// A claim on a lock of [`Memory`](crate::Memory).
 pub struct MemoryClaim {
     shared: Arc<SharedMemory>,
     pub(super) request: ClaimRequest,

@@ -1,4 +1,4 @@
-//! One attempt to take what is wanted, and what it leaves of the acquire on the servers.
+//! One attempt to take the locks that are wanted, and the part of the acquire that it leaves on the servers.
 
 use std::time::Duration;
 
@@ -48,11 +48,12 @@ impl RequestTimes {
 }
 
 impl<'a> Acquire<'a> {
-    /// Asks the backend once.
-    pub(super) async fn attempt(&mut self) -> Answer {
+    /// Asks the backend once. Fails if the claims must not be used again, and no new ones can be made: then the acquire
+    /// ends, and its drop has the old ones withdrawn.
+    pub(super) async fn attempt(&mut self) -> Result<Answer, Failure> {
         let rechecks = self.unsettled.unknowns() > 0;
         self.span.attempt(rechecks);
-        let answer = self.ask().await;
+        let answer = self.ask().await?;
         if rechecks {
             self.span.rechecked(answer.outcome());
         }
@@ -60,16 +61,17 @@ impl<'a> Acquire<'a> {
         {
             refusals.are_over();
         }
-        answer
+        Ok(answer)
     }
 
-    async fn ask(&mut self) -> Answer {
+    async fn ask(&mut self) -> Result<Answer, Failure> {
         let at = self.engine.clock.now();
+        // An acquire that asks at once counts from its start, which spares a look at the clock.
         if !std::mem::take(&mut self.requests.asks_at_once) {
             self.requests.asked_at = Instant::now();
         }
         let in_flight = self.pendings.iter().any(|pending| pending.in_flight.may_arrive());
-        // Noted before the request goes out: from now on something of ours may be on the server.
+        // Noted before the request goes out: from now on something of this acquire may be on the server.
         let sent = self.unsettled.begin(at);
         self.pendings.iter_mut().for_each(|pending| pending.in_flight.begin(()));
         let bounds = RequestBounds {
@@ -88,30 +90,31 @@ impl<'a> Acquire<'a> {
             Unanswered::Unsent => Answer::Failed(unanswered.into_failure()),
             unanswered => Answer::Unknown(unanswered.into_failure()),
         });
+        // Also of a request without an answer: it may take effect from its write on.
         let written_at = bounds.written_at();
         self.settle(answer, &sent, written_at, in_flight)
     }
 
-    /// Notes what an answer says of how long answers take, and of what is left on the servers. `in_flight` says whether
-    /// an earlier attempt could still arrive when this one was sent.
+    /// Notes the duration of an answer, and what is left on the servers. `in_flight` is `true` if an earlier attempt
+    /// could still arrive when this one was sent.
     fn settle(
         &mut self,
         answer: Answer,
         sent: &Sent,
         written_at: Option<Timestamp>,
         in_flight: bool,
-    ) -> Answer {
+    ) -> Result<Answer, Failure> {
         let half = self.limits.request_timeout / 2;
         if let Some(at) = written_at {
             self.unsettled.written(sent, at);
         }
         if let Answer::Granted(_) = &answer {
-            // Nothing below matters any more, and a look at the clock costs as much as all else here; but where there
-            // was a wait, others will have to know how long an answer takes.
+            // Nothing below matters any more, and a look at the clock costs as much as all else here; but after a wait,
+            // others will have to know how long an answer takes.
             if self.contention.was_busy {
                 self.engine.acquires.round_trip.note(self.requests.asked_at.elapsed().min(half));
             }
-            return answer;
+            return Ok(answer);
         }
         let (took, now) = (self.requests.asked_at.elapsed(), self.engine.clock.now());
         let bounded = took.min(half);
@@ -129,13 +132,9 @@ impl<'a> Acquire<'a> {
                 self.unsettled.busy(sent, in_flight, now, lease);
                 self.took_nothing();
             }
-            Leaves::Refuse => {
-                if let Err(failure) = self.begin_anew() {
-                    return Answer::Failed(failure);
-                }
-            }
+            Leaves::Refuse => self.begin_anew()?,
         }
-        answer
+        Ok(answer)
     }
 
     /// Notes that the last attempt changed nothing; earlier ones stay in flight.
@@ -143,9 +142,10 @@ impl<'a> Acquire<'a> {
         self.pendings.iter_mut().for_each(|pending| pending.in_flight.took_nothing(&()));
     }
 
-    /// Leaves what was tried to the keeper, which withdraws it, and makes new claims. Until that is withdrawn, it may
-    /// be what these find.
+    /// Leaves the claims that were tried to the keeper, which withdraws them, and makes new ones. Until they are
+    /// withdrawn, they may be what the new ones find.
     pub(super) fn begin_anew(&mut self) -> Result<(), Failure> {
+        // The assignment drops the old claims, which hands them to the keeper.
         self.pendings = pendings(self.specs)?;
         self.unsettled.anew();
         self.is_again = true;
@@ -186,7 +186,7 @@ pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> An
             Err(failure) => failure,
         }
     };
-    // The same token is not asked about again once its grant is being withdrawn.
+    // No token is asked about again once its grant is being withdrawn.
     match failure.kind() {
         ErrorKind::Unknown if !failure.is_worthless() => Answer::Unknown(failure),
         _ => Answer::Failed(failure),

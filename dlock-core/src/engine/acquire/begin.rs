@@ -1,4 +1,4 @@
-//! How an acquire begins, and from when its wait counts.
+//! The beginning of an acquire, and the moment from which its wait counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,21 +15,21 @@ use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::telemetry::{AcquireSpan, Spanned};
 
-/// Locks that are being taken; [`only_share`] has what comes of one.
+/// Locks that are being taken; [`only_share`] takes the share of one.
 pub(crate) type Taking = Begun<Option<Shares>>;
 
-/// From when the wait of an acquire counts.
+/// The moment from which the wait of an acquire counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Start {
-    /// From its first poll, which follows at once.
+    /// Its first poll, which follows at once.
     Now,
     At(Instant),
-    /// From then, when it began for the first time: it was [taken back](crate::engine::attended) since.
+    /// That moment, when it began for the first time: it was [taken back](crate::engine::attended) since.
     Again(Instant),
 }
 
 impl Start {
-    /// How long ago that is.
+    /// Returns the time since then.
     pub(crate) fn waited(self, engine: &Engine) -> Duration {
         match self {
             Self::Now => Duration::ZERO,
@@ -43,7 +43,7 @@ pub(crate) fn begin(spec: Spec, start: Start) -> Result<Taking, Error> {
     take(smallvec![spec], start)
 }
 
-/// The share of the one lock that was taken.
+/// Returns the share of the one lock that was taken.
 pub(crate) fn only_share(taken: Option<Shares>) -> Share {
     match taken.and_then(|shares| shares.into_iter().next()) {
         Some(share) => share,
@@ -58,11 +58,12 @@ pub(crate) fn acquire_all(specs: Specs, start: Start) -> impl Future<Output = Re
     async move { taking?.await }
 }
 
-/// Boxed, and made outside of any future: the state of a wait would make the future of every annotated fn four times as
-/// large.
+/// Begins an acquire. Boxed, and made outside of any future: the state of a wait would make the future of every
+/// annotated function four times as large.
 fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
     let first = &specs[0];
     let refuse = |failure: Failure| first.error(Operation::Acquire, failure);
+    // Refused before a claim is made, so that a shutdown need not wait for its withdrawal.
     scope::may_acquire(&first.engine).map_err(refuse)?;
     let keys = (specs.len() > 1).then_some(specs.len());
     let span = first.engine.telemetry.acquire_started(first.subject(), keys);
@@ -82,16 +83,19 @@ fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
     let Some(engine) = on_keeper else { return Ok(Box::pin(acquire)) };
     Ok(Box::pin(async move {
         let closed = || Err(engine.error(Operation::Acquire, engine.registry.closed()));
+        // The caller's scope goes along: the keeper's thread has none, and a drain looks for it.
         engine.registry.tasks.run(scope::carried(acquire)).await.unwrap_or_else(closed)
     }))
 }
 
-/// Takes permits of a semaphore that has another number of them than was said, by that number; as often as it changes.
+/// Takes permits of a semaphore whose stored number differs from the option, by the stored number; as often as that
+/// changes.
 async fn take_resized(mut specs: Specs, start: Start, mut refused: Error) -> Result<Option<Shares>, Error> {
     let start = match start {
         Start::Now => Start::At(Instant::now() - refused.waited().unwrap_or_default()),
         begun => begun,
     };
+    // Each round needs another stored number than before, so that this ends when it stays.
     while let Some(mode) = resized(&specs[0]).await {
         specs[0].options.mode = mode;
         let taken = Acquire::new(&specs, start)?.run().await;
@@ -101,7 +105,7 @@ async fn take_resized(mut specs: Specs, start: Start, mut refused: Error) -> Res
         }
     }
     let (spec, waited) = (&specs[0], refused.waited().unwrap_or_default());
-    // What was set aside each time ends here.
+    // The span was set aside for each attempt, and reports the end here.
     let mut span =
         AcquireSpan::begin(&spec.engine.telemetry, &spec.engine.wait_queue, spec.subject(), Instant::now());
     span.not_acquired(&refused, waited);
@@ -109,7 +113,7 @@ async fn take_resized(mut specs: Specs, start: Start, mut refused: Error) -> Res
     Err(refused)
 }
 
-/// The mode by the number of permits that is stored, if that is another one.
+/// Returns the mode by the number of permits that is stored, if that is another one.
 async fn resized(spec: &Spec) -> Option<Mode> {
     let Mode::Permits { of: said, take } = spec.options.mode else { return None };
     let found = spec.engine.occupancy(&spec.key, spec.options.request_timeout()).await;
@@ -126,7 +130,8 @@ impl<'a> Acquire<'a> {
         self.is_again && !self.terms.waits && self.specs.iter().any(|spec| left.has(&spec.key))
     }
 
-    /// Waits until what this acquire took itself is withdrawn, which is not to be taken for another holder's.
+    /// Waits until the claims that this acquire took itself are withdrawn, which must not be taken for another
+    /// holder's.
     pub(super) fn until_withdrawn(&self) -> impl Future<Output = Result<(), Failure>> + use<'a> {
         let own = self.may_be_its_own();
         let (engine, specs, until) = (self.engine, self.specs, self.limits.until);

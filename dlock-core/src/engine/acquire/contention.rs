@@ -6,11 +6,11 @@ use crate::holder::Holder;
 /// The lock that is in the way of an acquire, and its holder, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
-    /// The place of that lock in the list; the first one until an attempt says otherwise.
+    /// The place of that lock in the list; the first one until an attempt finds another.
     pub(super) place: usize,
     /// The number of attempts that found a lock busy.
     pub(super) tries: u32,
-    /// Is `true` if another holder or waiter came first: in the backend, or in the line of this process.
+    /// Is `true` if another holder or waiter came first: in the backend, or in the queue of this process.
     pub(super) was_busy: bool,
     /// Is `true` if the lock has another holder than at the last attempt.
     pub(super) changed_hands: bool,

@@ -1,4 +1,4 @@
-//! What an acquire does after an attempt: the decisions, without I/O, without a clock, and without anything random.
+//! The decisions of an acquire after an attempt, without I/O, without a clock, and without anything random.
 //!
 //! Each row asks that those above it do not apply.
 //!
@@ -13,16 +13,16 @@
 //! | busy | it does not wait, and may have met its own claim | asks again once that is withdrawn |
 //! | busy | it does not wait, or is a job that was run | ends: busy |
 //! | busy | one of many, for the eighth time | ends: they are taken one after the other |
-//! | busy | | waits for a change, in line |
+//! | busy | | waits for a change, in the queue |
 //! | separately | | ends: they are taken one after the other |
 //! | unknown | it was asked about as often as is allowed | ends: unknown |
 //! | unknown | | a pause, then an attempt with the same claim |
 //! | failed | the acquire does not wait | ends with the failure |
 //! | failed | the failure will not pass, unless it is a refusal after the wait began | ends with the failure |
 //! | failed | it brings a baton that was taken over and is worthless | ends with the failure |
-//! | failed | | a pause, and then its turn in line |
+//! | failed | | a pause, and then its turn in the queue |
 //!
-//! What an attempt [leaves](Leaves) on the servers is decided before, from its answer alone.
+//! The part of it that an attempt [leaves](Leaves) on the servers is decided before, from its answer alone.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ pub enum Leaves {
 pub struct Terms {
     /// Is `true` if a busy lock is waited for.
     pub waits: bool,
-    /// Is `true` if the waiters of this process stand in line, so that only the first of them asks.
+    /// Is `true` if the waiters of this process queue, so that only the first of them asks.
     pub lines: bool,
     /// Is `true` if the acquire brings a baton, which is of no use a second time.
     pub takes_over: bool,
@@ -92,7 +92,7 @@ pub struct Terms {
 /// The progress of an acquire.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// Is `true` if it stands in the line of the lock that is in the way.
+    /// Is `true` if it stands in the queue of the lock that is in the way.
     pub in_line: bool,
     /// Is `true` if it has begun to wait for another holder.
     pub was_busy: bool,
@@ -127,7 +127,7 @@ pub enum Outcome<T> {
 /// Another claim has the lock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BusyOutcome {
-    /// After how long the lease of its holder ends.
+    /// The time after which the lease of its holder ends.
     pub retry_after: Option<Duration>,
     /// Is `true` if that claim may be an earlier one of this acquire, which is being withdrawn.
     pub may_be_own: bool,
@@ -149,9 +149,9 @@ pub enum Next<T> {
     AwaitWithdrawal,
     /// Waits until another attempt may be worth while.
     WaitForChange {
-        /// After how long the lease of the holder ends.
+        /// The time after which the lease of the holder ends.
         retry_after: Option<Duration>,
-        /// Is `true` if it joins the line of the lock before.
+        /// Is `true` if it joins the queue of the lock before.
         joins: bool,
     },
     /// Pauses, and asks again.
@@ -179,7 +179,7 @@ pub enum End {
     Failed(Failure),
 }
 
-/// Why an acquire pauses before it asks again.
+/// The reason for which an acquire pauses before it asks again.
 #[derive(Debug)]
 pub enum Pause {
     /// A grant came too late: new claims are made.
@@ -195,15 +195,15 @@ pub enum Pause {
 /// An attempt that failed.
 #[derive(Debug)]
 pub struct Failed {
-    /// Why.
+    /// The failure of the attempt.
     pub failure: Failure,
-    /// Is `true` if the acquire joins the line: servers that cannot answer are asked by the first in line, and not by
-    /// each waiter.
+    /// Is `true` if the acquire joins the queue: servers that cannot answer are asked by the first waiter, and not by
+    /// each.
     pub joins: bool,
 }
 
 impl Terms {
-    /// Decides what an attempt leaves on the servers. `in_flight` says whether an earlier one may still arrive there.
+    /// Decides what an attempt leaves on the servers. `in_flight` is `true` if an earlier one may still arrive there.
     pub fn leaves(&self, answer: &Answer, in_flight: bool) -> Leaves {
         match answer {
             Answer::Granted(_) | Answer::Unknown(_) => Leaves::All,
@@ -221,6 +221,7 @@ impl Terms {
     pub fn after<T>(&self, outcome: Outcome<T>, progress: Progress) -> Next<T> {
         match outcome {
             Outcome::Granted(taken) => Next::Held(taken),
+            // A baton is spent by the request that takes the lock over, so that a late grant is not asked for again.
             Outcome::Late { is_over } if is_over || !self.waits => Next::End(End::TooLate),
             Outcome::Late { .. } if self.takes_over => Next::End(End::UsedUp),
             Outcome::Late { .. } => Next::Pause(Pause::NewClaims),
@@ -229,6 +230,7 @@ impl Terms {
             Outcome::Unknown(failure) if self.rechecks.is_some_and(|most| progress.unknowns >= most) => {
                 Next::End(End::Unknown(failure))
             }
+            // Also where the acquire does not wait: to end here would leave the lock blocked for a lease.
             Outcome::Unknown(failure) => Next::Pause(Pause::Recheck(failure)),
             Outcome::Failed(failure) => self.after_failure(failure, progress),
         }
@@ -236,6 +238,8 @@ impl Terms {
 
     fn after_busy<T>(&self, busy: BusyOutcome, progress: Progress) -> Next<T> {
         if self.takes_over {
+            // The earlier attempt may have taken the lock over before its lease ended: the baton is spent, or another
+            // has the key.
             return Next::End(if busy.may_have_ended { End::UsedUp } else { End::NotThere });
         }
         if !self.waits && busy.may_be_own {
@@ -255,7 +259,7 @@ impl Terms {
         if !self.waits || !may_pass || self.takes_over && failure.is_worthless() {
             return Next::End(End::Failed(failure));
         }
-        // An acquire that may own the lock already does not queue behind waiters who are blocked by it.
+        // An acquire that may own the lock already must not queue behind waiters that are blocked by it.
         let joins = self.lines && !progress.in_line && !self.many && !progress.may_stand;
         let is_transient = failure.is_transient();
         let failed = Failed { failure, joins };

@@ -23,9 +23,11 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) fn of(specs: &[Spec], started: Instant) -> Self {
         let options = &specs[0].options;
+        // One request takes all locks, so that the shortest timeout bounds it.
         let timeouts = specs.iter().map(|spec| spec.options.request_timeout());
         let request_timeout = timeouts.min().unwrap_or_default();
         let until = match options.wait {
+            // From now, not from `started`: an acquire that does not wait makes its one request whenever it is polled.
             _ if !options.waits() => {
                 Some(Instant::now() + options.patience.unwrap_or(Duration::MAX).min(request_timeout))
             }
@@ -56,6 +58,7 @@ pub(super) async fn pause_after(
         }
     };
     match Box::pin(within(engine, until, paused)).await {
+        // The failure is what the caller can act on; that the time is up besides follows from its wait.
         Err(end) if end.kind() == ErrorKind::TimedOut => Err(failure),
         slept => slept.map(|()| failure),
     }
@@ -65,7 +68,8 @@ fn timed_out() -> Failure {
     Failure::new(ErrorKind::TimedOut, "")
 }
 
-/// Says that the time of an acquire was up before another attempt, or before its first one if it was taken back.
+/// Returns the failure of an acquire whose time was up before another attempt, or before its first one if it was taken
+/// back.
 pub(super) fn timed_out_unpolled(attempts: u32) -> Failure {
     match attempts {
         0 => Failure::new(ErrorKind::TimedOut, "nobody polled it until its wait was over"),
@@ -82,6 +86,7 @@ pub(super) async fn within<T>(
     let open = async {
         tokio::select! {
             biased;
+            // The refusal first: a waiter that is woken by a shutdown takes no further lock.
             failure = scope::refused(engine) => Err(failure),
             output = future => Ok(output),
         }

@@ -1,5 +1,5 @@
-//! An acquire in the line of its process: what it reserves for those behind it, and the lock that the section before
-//! passes on to it.
+//! An acquire in the queue of its process: the fences that it reserves for the waiters behind it, and the lock that the
+//! section before passes on to it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::engine::{Spec, scope};
 use crate::error::Failure;
 
 impl<'a> Acquire<'a> {
-    /// Takes the lock that the section before passed on to this place in line, if it did and it can be relied on.
+    /// Takes the lock that the section before passed on to this waiter, if there is one and it can be relied on.
     pub(super) fn handed_over(&mut self, line: Option<&QueuePlace<'a>>) -> Result<Option<Share>, Failure> {
         match line.and_then(|(_, ticket)| ticket.take_parcel()).and_then(Handoff::of) {
             Some(handoff) => self.accept_handoff(handoff),
@@ -27,15 +27,16 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Makes a share of a lock that was passed on; `None` when nobody can rely on it any more.
+    /// Makes a share of a lock that was passed on; `None` when it cannot be relied on any more.
     fn accept_handoff(&mut self, handoff: Handoff) -> Result<Option<Share>, Failure> {
         let before = Arc::clone(handoff.before());
         let Some((hold, activity)) = handoff.take(&self.specs[self.contention.place]) else {
             return Ok(None);
         };
+        // Listed before the token of the handoff goes: a shutdown finds the lock in the one place or the other.
         self.engine.registry.list(&hold);
         drop(activity);
-        // Dropping the share releases the lock.
+        // Dropping the share releases the lock: also when the locks were shut down meanwhile.
         let share = Share::first(hold);
         scope::may_acquire(self.engine)?;
         if share.hold().condition_when_granted() != Condition::Held {
@@ -45,15 +46,18 @@ impl<'a> Acquire<'a> {
         Ok(Some(share))
     }
 
-    /// Waits in line from the beginning, where this process has waiters for the lock at this place, or leaves it to
-    /// others for a moment.
+    /// Waits in the queue from the beginning, where this process has waiters for the lock at this place, or yields it
+    /// for a moment.
     pub(super) async fn wait_behind_others(&mut self, place: usize) -> Result<QueuePlace<'a>, Failure> {
         self.turn_to(place);
         scope::refuse_own(&self.specs[place])?;
         self.span.wait();
         self.contention.was_busy = true;
         self.requests.look_again();
+        // Without a count of releases: the lock was not asked for yet, so that a waiter that is the first may ask at
+        // once.
         let ticket = self.join(place, None);
+        // Boxed: an acquire that does not wait needs no memory for it.
         Box::pin(within(self.engine, self.limits.patient_until, ticket.turn())).await?;
         if !self.leaves_time_for_an_answer(Some(&ticket)).await? {
             drop(ticket);
@@ -64,7 +68,7 @@ impl<'a> Acquire<'a> {
     }
 
     /// Returns the place of a lock that the acquire need not ask for at once: with waiters before it there is no point,
-    /// since the first of them asks; and other processes are to have their turn.
+    /// since the first of them asks; and a process that yields leaves the turn to others.
     pub(super) fn taken_here(&self) -> Option<usize> {
         let engine = self.engine;
         let is_taken =
@@ -72,10 +76,11 @@ impl<'a> Acquire<'a> {
         if self.terms.lines { self.specs.iter().position(is_taken) } else { None }
     }
 
-    /// Joins the line of this lock.
+    /// Joins the queue of this lock.
     pub(super) fn join(&self, place: usize, seen: Option<u32>) -> Ticket<'a> {
         let spec = &self.specs[place];
         let ticket = self.engine.wait_queue.join(&spec.key, seen);
+        // This process yields the lock still: the queue is new, and does not know that yet.
         if let Some(until) = self.engine.tenures.stands_back(&spec.key) {
             ticket.stand_back(until);
         }
@@ -86,7 +91,7 @@ impl<'a> Acquire<'a> {
     }
 
     /// Leaves nothing on the server where other waiters of this process stand before: the first of them asks for all,
-    /// and is not to be kept out by a preference, or by a request under way, of a claim that itself asks no more.
+    /// and must not be kept out by a preference, or by a request under way, of a claim that itself asks no more.
     pub(super) fn step_back(&mut self, ticket: &Ticket<'_>) -> Result<(), Failure> {
         if ticket.is_first() || !self.pendings.iter().any(Pending::leaves_something) {
             return Ok(());
@@ -94,7 +99,7 @@ impl<'a> Acquire<'a> {
         self.begin_anew()
     }
 
-    /// Leaves the line with the lock. Where others may hold it at the same time, the next waiter asks at once.
+    /// Leaves the queue with the lock. Where others may hold it at the same time, the next waiter asks at once.
     pub(super) fn leave_line(&mut self, place: usize, ticket: Ticket<'_>) {
         if self.specs[place].options.mode.is_exclusive() {
             ticket.win(self.next_poll(None));
@@ -103,16 +108,16 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Whether a lock may be passed on to this acquire: one that is held alone, and not while something of the acquire
-    /// may be on the server.
+    /// Returns whether a lock may be passed on to this acquire: only one that is held alone, and not while something of
+    /// the acquire may be on the server.
     pub(super) fn accepts_handoff(&self) -> bool {
         matches!(self.specs, [only] if only.options.handoff && only.options.mode.is_exclusive())
             && !self.unsettled.may_stand()
     }
 
     /// Notes that the backend is about to be asked, and has the attempt reserve fences for the waiters behind. Returns
-    /// the number of releases in this process of each lock that has a line: one that comes while the request is under
-    /// way may not be in its answer.
+    /// the number of releases in this process of each lock that has a queue: a release while the request is under way
+    /// may not be in its answer.
     pub(super) fn prepare(&mut self, line: Option<&QueuePlace<'a>>) -> SmallVec<[u32; 1]> {
         let releases = match self.terms.lines {
             true => self.specs.iter().map(|spec| self.engine.wait_queue.releases(&spec.key)).collect(),
@@ -135,8 +140,9 @@ impl<'a> Acquire<'a> {
         claim.reserve(self.engine.tenures.block(&spec.key, followers, self.contention.tries > 0));
     }
 
-    /// Waits for what is left, which is too little for an answer, with nothing that keeps others from the lock.
+    /// Waits for the rest of the time, which is too short for an answer, with nothing that keeps others from the lock.
     pub(super) async fn time_out(&mut self) -> Failure {
+        // The claims first: their withdrawal need not wait for the end of this.
         self.pendings.clear();
         let left = within(self.engine, self.limits.until, std::future::pending::<Infallible>());
         match Box::pin(left).await {
@@ -145,7 +151,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Whether enough of the wait is left for an answer.
+    /// Returns whether enough of the wait is left for an answer.
     pub(super) fn leaves_time_for_an_answer<'t>(
         &self,
         ticket: Option<&'t Ticket<'a>>,
@@ -154,7 +160,7 @@ impl<'a> Acquire<'a> {
             .limits
             .until
             .map_or(Duration::ZERO, |until| until.saturating_duration_since(self.limits.started));
-        // An answer that was slow for others ends no wait much earlier than it was to end.
+        // An answer that was slow for others ends no wait much earlier than its time is up.
         let recent = self.engine.acquires.round_trip.recent().min(wait / 8);
         leaves_time_for_an_answer(
             self.engine,

@@ -1,4 +1,4 @@
-//! How a waiter learns of releases.
+//! The way in which a waiter learns of releases.
 
 use crate::backend::dynamic::DynClaim;
 use crate::engine::Engine;
@@ -15,14 +15,14 @@ pub(super) async fn listen(
 ) -> Result<(), Failure> {
     let mut later = None;
     loop {
-        // A waiter with others before it learns of the lock from them.
+        // A waiter that is not the first learns of the lock from those before it.
         if let Some(ticket) = ticket {
             ticket.may_listen().await;
         }
         let told = watch(claim);
         match later {
             None => told.await?,
-            // When the time is up, those who wait for longer have left it.
+            // The processes that wait for longer have left it when the time is up.
             Some(pause) => match engine.timers.within(pause, told).await {
                 None => return Ok(()),
                 Some(told) => told?,
@@ -39,8 +39,8 @@ pub(super) async fn listen(
     }
 }
 
-/// A backend that cannot tell of changes, or does not want to, is polled; one that says the claim is finished ends the
-/// acquire.
+/// Resolves when the backend reports a change. A backend that cannot, or does not want to, is polled; a failure that
+/// ends the claim ends the acquire.
 async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
     match claim.changed().await {
         Err(failure) if failure.is_transient() || failure.kind().is_revocation() => {

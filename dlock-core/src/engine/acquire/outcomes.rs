@@ -18,8 +18,8 @@ use crate::error::{ErrorKind, Failure};
 use crate::options::Role;
 
 impl<'a> Acquire<'a> {
-    /// Makes an outcome of an answer. `before` is why the attempt before has no certain outcome, and `may_be_own` says
-    /// whether a claim of this acquire may have been in the way when the attempt began.
+    /// Makes an outcome of an answer. `before` is the reason why the attempt before has no certain outcome, and
+    /// `may_be_own` is `true` if a claim of this acquire may have been in the way when the attempt began.
     pub(super) fn outcome_of(
         &mut self,
         answer: Answer,
@@ -45,7 +45,7 @@ impl<'a> Acquire<'a> {
         })
     }
 
-    /// Makes shares of grants; `None` when they came so late that they are worth nothing any more.
+    /// Makes shares of grants; `None` when they came so late that they are of no use any more.
     fn accept(&mut self, grants: SmallVec<[Grant; 1]>) -> Result<Option<Shares>, Failure> {
         let sent = self.unsettled.granted().unwrap_or_else(|| self.engine.clock.now());
         let mut shares = Shares::with_capacity(grants.len());
@@ -56,6 +56,7 @@ impl<'a> Acquire<'a> {
             // Dropping a share releases the lock, also one that comes too late.
             shares.push(Share::first(hold));
         }
+        // After all holds are listed: a shutdown that closed the locks before has not seen them.
         scope::may_acquire(self.engine)?;
         if shares.iter().all(|share| share.hold().condition_when_granted() != Condition::Lost) {
             if self.specs[0].options.role == Some(Role::Leader) {
@@ -69,7 +70,7 @@ impl<'a> Acquire<'a> {
         Ok(None)
     }
 
-    /// Notes that another claim has the lock in the way.
+    /// Notes that another claim has the lock.
     fn note_busy(&mut self, busy: Busy, may_be_own: bool) -> BusyOutcome {
         self.span.busy(busy.holder.as_deref(), busy.retry_after);
         if busy.requeued {
@@ -108,8 +109,8 @@ impl<'a> Acquire<'a> {
             self.leave_to_others(&mut line)?;
         }
         if let (End::OneByOne | End::Busy, Some((_, ticket))) = (&end, &line) {
-            // Those behind do not wait for the pause after a waiter that gave up: jobs find the run too, one after the
-            // other.
+            // The waiters behind do not wait for the pause after a waiter that gave up: jobs find the run too, one
+            // after the other.
             ticket.tell();
         }
         match end {
@@ -128,12 +129,12 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Leaves the lock in the way to its holder, and the line of any other lock.
+    /// Leaves the lock in the way to its holder, and the queue of any other lock.
     fn leave_to_others(&mut self, line: &mut Option<QueuePlace<'a>>) -> Result<(), Failure> {
         let place = self.contention.place;
         scope::refuse_own(&self.specs[place])?;
         if let Some((_, ticket)) = line.take_if(|(at, _)| *at != place) {
-            // The lock of that line may well be free: the next waiter is to look.
+            // The lock of that queue may well be free: the next waiter is to look.
             ticket.tell();
         }
         self.contention.waits();
@@ -141,8 +142,8 @@ impl<'a> Acquire<'a> {
         Ok(())
     }
 
-    /// Waits until another attempt may be worth while, in line if it `joins` that. `seen` has the numbers of releases
-    /// before the attempt.
+    /// Waits until another attempt may be worth while, in the queue if it `joins` that. `seen` has the numbers of
+    /// releases before the attempt.
     pub(super) async fn wait(
         &mut self,
         retry_after: Option<Duration>,
@@ -178,7 +179,8 @@ impl<'a> Acquire<'a> {
         self.pauses.refusals.get_or_insert_with(|| Box::new(Refusals::new(engine, site)))
     }
 
-    /// Pauses before another attempt. Returns why the last one took nothing, where that was not another holder.
+    /// Pauses before another attempt. Returns the reason why the last one took nothing, where that was not another
+    /// holder.
     pub(super) async fn pause(
         &mut self,
         pause: Pause,
@@ -203,6 +205,7 @@ impl<'a> Acquire<'a> {
             Pause::Away(failed) => (failed, false),
             Pause::Refused(failed) => (failed, true),
         };
+        // Joined before the pause: waiters that come during it stand behind this one.
         let joined = joins.then(|| self.join(0, None));
         let pause = match is_refused {
             false => self.pauses.failures.pause(fraction()),

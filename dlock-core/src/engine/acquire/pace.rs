@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use crate::backend::{Backoff, Capabilities};
 use crate::engine::refusals::Refusals;
 
-/// The pauses between attempts, by what is waited for.
+/// The pauses between attempts, by the reason for the wait.
 pub(super) struct Pauses<'a> {
-    /// Between polls of a busy lock without a line.
+    /// The pauses between polls of a busy lock without a queue.
     pub(super) polls: Backoff,
     pub(super) notifications: NotificationPace,
     pub(super) failures: Backoff,
@@ -47,13 +47,14 @@ impl NotificationPace {
     /// A notification that comes so soon after the attempt was queued before it. Later ones set their own pace.
     const AT_ONCE: Duration = Duration::from_micros(100);
 
-    /// The longest distance is what would be a useful pause between polls.
+    /// Creates the pace. The longest distance is that of a useful pause between polls.
     pub(super) fn new(to: Duration) -> Self {
         Self { distances: Backoff::new(Duration::from_millis(1), to), to, vain: 0 }
     }
 
     /// Returns when to ask after a notification that was waited for so long; `None` for at once.
     pub(super) fn next(&mut self, waited: Duration, asked_at: Instant, fraction: f64) -> Option<Instant> {
+        // It was waited for, so that attempts come no faster than notifications do.
         if waited >= Self::AT_ONCE {
             return None;
         }

@@ -3,7 +3,7 @@
 use crate::error::{ErrorKind, Failure};
 use crate::holder::Holder;
 
-/// Says that what was handed over is not there to be taken.
+/// Returns the failure where the lock that was handed over is not there to be taken.
 pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
     let why = match holder {
         Some(holder) if holder.left_behind => {
@@ -22,7 +22,7 @@ pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
     Failure::new(ErrorKind::NotHeld, why)
 }
 
-/// Says that the baton may have been used up by a request whose answer came too late, or not at all.
+/// Returns the failure where the baton may have been used up by a request whose answer came too late, or not at all.
 pub(super) fn used_up() -> Failure {
     Failure::unknown(
         "a request took the lock over, or may have, and its answer came when its lease had ended: what is left of it is \

@@ -72,6 +72,7 @@ impl Unsettled {
     /// Notes that an attempt is about to go out, before it does: from now on something may be on the server.
     pub fn begin(&mut self, at: Timestamp) -> Sent {
         let first_before = self.first_sent;
+        // The first one stays: a grant to a later attempt may be that of the first, whose lease runs since then.
         self.first_sent.get_or_insert(at);
         self.last_sent = at;
         Sent { at, first_before }
@@ -80,6 +81,7 @@ impl Unsettled {
     /// Notes when the attempt was written, from which it counts where that is known.
     pub fn written(&mut self, sent: &Sent, at: Timestamp) {
         self.last_sent = at.max(sent.at);
+        // A wait in this process, before the write, started no lease on the server.
         self.first_sent = sent.first_before.or(Some(self.last_sent));
     }
 
@@ -88,8 +90,8 @@ impl Unsettled {
         self.first_sent = sent.first_before;
     }
 
-    /// Notes that another claim has the lock, so that an earlier attempt of this acquire does not. `in_flight` says
-    /// whether one may still arrive.
+    /// Notes that another claim has the lock, so that an earlier attempt of this acquire does not. `in_flight` is
+    /// `true` if one may still arrive.
     pub fn busy(&mut self, sent: &Sent, in_flight: bool, now: Timestamp, lease: Duration) {
         // By the server's clock the lease of what was granted to that attempt may have ended.
         let outlived = |first: Timestamp| now.since(first) >= lease.saturating_sub(margin(lease));

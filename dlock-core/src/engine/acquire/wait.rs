@@ -1,4 +1,4 @@
-//! An acquire that waits for a busy lock: when it asks again.
+//! An acquire that waits for a busy lock, and the moment of its next attempt.
 
 use std::time::Duration;
 
@@ -12,14 +12,16 @@ use crate::engine::wait_queue::{Ticket, Turn};
 use crate::error::Failure;
 
 impl<'a> Acquire<'a> {
-    /// Waits until another attempt may be worth while, or the time is up: when the lock was released, the backend
-    /// reports a change, the holder's lease has ended, or after a pause. Returns whether there is time for one.
+    /// Waits until another attempt may be worth while, or the time is up: until the lock was released, the backend
+    /// reports a change, the holder's lease has ended, or a pause is over. Returns whether there is time for an
+    /// attempt.
     pub(super) async fn wait_for_change(
         &mut self,
         retry_after: Option<Duration>,
         ticket: Option<&Ticket<'a>>,
     ) -> Result<bool, Failure> {
         let (began, poll) = (Instant::now(), self.next_poll(ticket));
+        // A little later than the end of the holder's lease, which an attempt at that very moment might still meet.
         let pause = retry_after.map_or(poll, |left| poll.min(left.saturating_add(Duration::from_millis(1))));
         if let Some(ticket) = ticket {
             ticket.poll_after(pause);
@@ -47,6 +49,7 @@ impl<'a> Acquire<'a> {
             }
         };
         match within(engine, patient_until, changed).await?? {
+            // No notification came during a whole pause: the count of those that were for nothing begins anew.
             Some(Turn::Due) => self.pauses.notifications.reset(),
             Some(Turn::Released) => {}
             None => {
@@ -73,7 +76,7 @@ impl<'a> Acquire<'a> {
             // A notification will come; the poll is only the safety net.
             return self.engine.capabilities.poll_to.mul_f64(0.75 + fraction / 4.0);
         }
-        // Pauses about as long as the lock is held for: an acquire that pauses for longer loses to others each time.
+        // Pauses about as long as the lock is held: an acquire that pauses for longer loses to others each time.
         if std::mem::take(&mut self.contention.changed_hands) {
             ticket.map_or_else(|| self.pauses.polls.quicken(), Ticket::quicken);
         }

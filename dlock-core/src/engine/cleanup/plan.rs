@@ -18,7 +18,8 @@ use crate::backend::Withdrawal;
 use crate::clock::Timestamp;
 use crate::error::Failure;
 
-/// For how long a key stays taken that was to be handed over: a withdrawal would not touch what is left already.
+/// The time for which a key stays taken that was to be handed over: a withdrawal would not touch a key that is left
+/// already.
 const RETRACTED_FOR: Duration = Duration::from_millis(1);
 
 /// The withdrawals of one claim.
@@ -28,14 +29,14 @@ pub(super) struct WithdrawalPlan {
     arrives_until: Timestamp,
     /// The time after which nothing can be left on the servers.
     until: Timestamp,
-    /// Until when the key stays taken.
+    /// The time until which the key stays taken.
     leave_until: Timestamp,
     retracts: bool,
     /// Is `true` if the next answer may be the first that shows that a lock was there.
     is_news: bool,
 }
 
-/// For how long a withdrawal leaves the key taken.
+/// The time for which a withdrawal leaves the key taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeavesFor {
     /// The rest of the time that was asked for.

@@ -2,12 +2,14 @@
 
 use super::Hold;
 use crate::backend::dynamic::DynClaim;
+use crate::guarded::wake_all;
 
 impl Hold {
-    /// The claim, for a renewal. An end of the hold makes the renewal let go of it.
+    /// Lends the claim to a renewal. An end of the hold makes the renewal give it back.
     pub(crate) async fn claim(&self) -> Option<LentClaim<'_>> {
         let here = self.settled_claim(|place| match std::mem::replace(place, ClaimPlace::Lent) {
             ClaimPlace::Here(claim) => Some(claim),
+            // Only `Gone` reaches this, since a lent claim is waited for.
             ClaimPlace::Lent | ClaimPlace::Gone => {
                 *place = ClaimPlace::Gone;
                 None
@@ -16,13 +18,13 @@ impl Hold {
         here.await.map(|claim| LentClaim { hold: self, claim: Some(claim) })
     }
 
-    /// The claim, for good, if no renewal has it.
+    /// Takes the claim for good, if no renewal has it.
     pub(crate) fn try_take_claim(&self) -> Option<Option<Box<dyn DynClaim>>> {
         let mut place = self.claim.lock();
         (!matches!(*place, ClaimPlace::Lent)).then(|| place.take())
     }
 
-    /// The claim, for good. Only the code that closed the hold takes it.
+    /// Takes the claim for good. Only the code that closed the hold calls this.
     pub(crate) async fn take_claim(&self) -> Option<Box<dyn DynClaim>> {
         self.settled_claim(ClaimPlace::take).await
     }
@@ -30,6 +32,7 @@ impl Hold {
     /// Applies `take` when no renewal has the claim.
     async fn settled_claim<T>(&self, take: impl Fn(&mut ClaimPlace) -> T) -> T {
         loop {
+            // Listens before it looks: a claim that comes back between the two is not missed.
             let changed = self.changed.notified();
             {
                 let mut place = self.claim.lock();
@@ -42,7 +45,12 @@ impl Hold {
     }
 }
 
-/// Where the claim of a hold is.
+/// The place of a hold's claim.
+///
+/// ```text
+///   Here ── claim ──▶ Lent ── LentClaim dropped ──▶ Here
+///     └──── take_claim, by the code that closed the hold ──▶ Gone
+/// ```
 pub(super) enum ClaimPlace {
     Here(Box<dyn DynClaim>),
     /// A renewal has it.
@@ -67,7 +75,7 @@ pub(crate) struct LentClaim<'a> {
 }
 
 impl LentClaim<'_> {
-    /// It is there until the drop.
+    /// Returns the claim, which is there until the drop.
     pub(crate) fn claim(&mut self) -> Option<&mut Box<dyn DynClaim>> {
         self.claim.as_mut()
     }
@@ -76,8 +84,9 @@ impl LentClaim<'_> {
 impl Drop for LentClaim<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
+            // Put back before the notification, after which a release takes it.
             *self.hold.claim.lock() = ClaimPlace::Here(claim);
         }
-        self.hold.changed.notify_waiters();
+        wake_all(&self.hold.changed);
     }
 }

@@ -47,7 +47,7 @@ pub enum Report {
     Confirmed(Timestamp),
     /// The backend no longer has it under our token.
     Gone,
-    /// No answer came until then that says anything.
+    /// No answer came until then that settles it.
     Failed(Timestamp),
 }
 
@@ -123,6 +123,8 @@ impl LeaseTerms {
             Report::Confirmed(sent) => {
                 let length = length_of(self.validity);
                 let deadline = length.map(|length| valid_until(sent, length).min(self.ends_at));
+                // An answer that arrives late, to a request that was sent early, must not shorten what a later one
+                // confirmed.
                 let until = deadline.map_or(hold.deadline, |deadline| deadline.max(hold.deadline));
                 let renew_at = match self.validity {
                     Validity::Lease(length) => {
@@ -167,6 +169,7 @@ impl LeaseTerms {
         request_timeout: Duration,
     ) -> Duration {
         let left = deadline.since(sent);
+        // The local deadline is a margin earlier than the lease's end, so that a full lease comes out a little shorter.
         let is_first = self.lease_that_runs(deadline, confirmed_at) < self.lease.mul_f64(0.9);
         request_timeout.min(if is_first { left / 3 } else { left })
     }

@@ -1,4 +1,4 @@
-//! What goes from one hold to the next when a lock is passed on, and what stays when it is not.
+//! The things that go from one hold to the next when a lock is passed on, and those that stay when it is not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(super) struct Succession {
     /// The last of the fences that were reserved with it; zero when it is not to be passed on.
     last_fence: u64,
     pub(super) tenure: Tenure,
-    /// Until when its release leaves the key taken; zero for an ordinary release.
+    /// The time until which its release leaves the key taken; zero for an ordinary release.
     leave_until: AtomicU64,
     /// Is `true` if the backend reported that another process wants the lock.
     requested: AtomicBool,
@@ -49,10 +49,11 @@ impl Succession {
 }
 
 impl Hold {
-    /// The hold that follows `before`, which gave its claim: the same lease, and the next fence. What the backend
-    /// reported to `before` since it was closed counts for this hold, which gets its reports from here on.
+    /// Makes the hold that follows `before`, which gave its claim: the same lease, and the next fence. The reports of
+    /// the backend to `before` since it was closed count for this hold, which gets its reports from here on.
     pub(in crate::engine) fn after(before: &Self, spec: &Spec, claim: Box<dyn DynClaim>) -> Arc<Self> {
         let fences = (before.fence.map(|fence| Fence::new(fence.get() + 1)), before.succession.last_fence);
+        // Not `now`: the handoff asks the server nothing, so that the lease runs from the last confirmation.
         let sent = before.validity.confirmed_at();
         let now = spec.engine.clock.now();
         let hold = Self::make(
@@ -63,6 +64,7 @@ impl Hold {
             (now, sent),
             before.succession.tenure.next(),
         );
+        // Read after `make`, which registered this hold for reports: none falls between the two holds.
         if let Some(cause) = before.validity.loss() {
             hold.lose(cause.clone());
         } else if before.is_at_risk() {
@@ -72,25 +74,26 @@ impl Hold {
         hold
     }
 
-    /// Whether an acquire with these options, that enters the hold again, asks for another lease or an earlier end.
+    /// Is `true` if an acquire with these options, which enters the hold again, asks for another lease or an earlier
+    /// end.
     pub(in crate::engine) fn keeps_other_options(&self, options: &Options) -> bool {
         options.lease != self.terms.lease
             || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.terms.ends_at)
             || options.hold_at_least.is_some_and(|least| self.acquired_at + least > self.leave_until())
     }
 
-    /// Until when its release leaves the key taken.
+    /// Returns the time until which its release leaves the key taken.
     pub(crate) fn leave_until(&self) -> Timestamp {
         self.succession.leave_until()
     }
 
-    /// Has its release leave the key taken until so long after the grant, and for so long after now at the least.
+    /// Has its release leave the key taken until so long after the grant, and for `at_least` from now on.
     pub(crate) fn leave_for(&self, since_grant: Duration, at_least: Duration) {
         let until = (self.acquired_at + since_grant).max(self.engine.clock.now() + at_least);
         self.succession.leave(until);
     }
 
-    /// Has its release leave nothing behind if its lease has run out, by this process's clock: on the server it may be
+    /// Has its release leave nothing behind if its lease has run out by this process's clock: on the server it may be
     /// there for a moment.
     pub(crate) fn leave_nothing_if_expired(&self) {
         let deadline = self.deadline();
@@ -104,17 +107,19 @@ impl Hold {
         self.mode().is_exclusive() && self.fence.is_some_and(|fence| fence.get() < self.succession.last_fence)
     }
 
-    /// Whether a hold that was closed, and sound until `now`, may go to the next one here.
+    /// Is `true` if a hold that was closed, and sound until `now`, may go to the next waiter here.
     pub(crate) fn may_be_passed_on(&self, now: Timestamp) -> bool {
+        // The key is to stay taken, also for the next section of this process.
         if self.leave_until() > Timestamp::from_nanos(0) {
             return false;
         }
         let Validity::Lease(length) = self.terms.validity else { return false };
         let is_out_of_time = self.succession.tenure.is_out_of_time(self.engine.tenures.limits(), now);
-        // Perhaps the backend had reason to ask for the renewal, and its answer is lost with the hold.
+        // The backend may have had reason to ask for the renewal, and its answer is lost with the hold.
         let is_renewing = self.renewals.is_renewing(now);
         !is_out_of_time
             && !is_renewing
+            // Half of the lease is left for the section that follows, which begins without a request.
             && now < self.validity.confirmed_at() + length / 2
             && !self.is_at_risk()
             && !self.is_release_requested()
@@ -182,7 +187,7 @@ mod tests {
         assert!(hold.may_be_passed_on(now));
     }
 
-    /// The one that follows would count on the whole lease, which the server has not confirmed.
+    /// The hold that follows would count on the whole lease, which the server has not confirmed.
     #[test]
     fn a_hold_of_which_a_first_lease_runs_is_not_passed_on() {
         let clock = ManualClock::stopped();

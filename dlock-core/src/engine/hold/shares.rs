@@ -1,28 +1,36 @@
-//! How many guards share a hold, and whether they may only read.
+//! The number of guards that share a hold, and whether they may only read.
+//!
+//! ```text
+//!   share ──▶ count + 1         unshare ──▶ count - 1; the last one releases the lock
+//!   read_only: one share, and no flag ──▶ READS      for good
+//!   carry:     one share, READS or not ─▶ CARRIED    the release is the hand-over's
+//!   uncarry:   CARRIED                ──▶ as before; at zero the caller releases the lock
+//! ```
 
 use super::{Carriage, Hold};
 use crate::backend::Mode;
 use crate::clock::Timestamp;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// Marks, in the number of the shares, a hold that was granted alone and counts as a reader's from now on. It stands in
-/// that number so that no task gets a share that relies on an exclusive hold while the owner gives that up.
+/// The flag, in the number of the shares, of a hold that was granted alone and counts as a reader's from now on. It
+/// stands in that number so that no task gets a share that relies on an exclusive hold while the owner gives that up.
 const READS: u64 = 1 << 63;
 
-/// In the number of the shares: the hold is handed over, by the owner of its only share. Nobody gets a further share of
-/// it, and its release is the hand-over's.
+/// The flag, in the number of the shares, of a hold that is handed over by the owner of its only share. It gets no
+/// further share, and its release is the hand-over's.
 const CARRIED: u64 = 1 << 62;
 
 const FLAGS: u64 = READS | CARRIED;
 
-/// How a guard shares a hold. Both kinds are counted in one number, so that a nested guard costs one step of it.
+/// The way in which a guard shares a hold. Both kinds are counted in one number, so that a nested guard costs one step
+/// of it.
 ///
-/// As wide as what stands beside it in a guard: one that is narrower makes each move of a guard slow.
+/// As wide as the field beside it in a guard: a narrower one makes each move of a guard slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(in crate::engine) enum ShareKind {
     Plain = 1,
-    /// Taken by hand in the first body under the hold; how many of these there are is bounded.
+    /// A guard that was taken by hand in the first body under the hold; the number of these is bounded.
     Nested = 1 << 32,
 }
 
@@ -31,7 +39,7 @@ impl ShareKind {
         self as u64
     }
 
-    /// How many of this kind there are in `shares`.
+    /// Returns the number of shares of this kind in `shares`.
     const fn count(self, shares: u64) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "one half of it is meant")]
         match self {
@@ -41,7 +49,7 @@ impl ShareKind {
     }
 }
 
-/// Why a hold is not handed over.
+/// The reason why a hold is not handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Uncarried {
     /// Its last guard has released it.
@@ -67,7 +75,7 @@ pub(in crate::engine) struct HoldShares {
 }
 
 impl HoldShares {
-    /// With the share of its owner.
+    /// Creates the count, with the share of the owner.
     pub(super) const fn new(granted_as: Mode) -> Self {
         Self {
             granted_as,
@@ -92,15 +100,15 @@ impl HoldShares {
 }
 
 impl Hold {
-    /// How it is held: as it was granted, or for reading since its owner gave up to be alone.
+    /// Returns the mode in which it is held: as it was granted, or for reading since its owner gave up to be alone.
     pub(crate) fn mode(&self) -> Mode {
         let HoldShares { granted_as, count, .. } = &self.shares;
         let reads = granted_as.is_exclusive() && count.load(Ordering::Acquire) & READS != 0;
         if reads { Mode::Shared } else { *granted_as }
     }
 
-    /// Has a hold that is held alone count as a reader's from now on, and for good. Whether that can be: not while
-    /// another share may rely on being alone.
+    /// Has a hold that is held alone count as a reader's from now on, and for good. Returns `false` if another share
+    /// may rely on being alone.
     pub(in crate::engine) fn read_only(&self) -> bool {
         self.mark_only_share(READS, 0).is_ok()
     }
@@ -114,19 +122,20 @@ impl Hold {
         })
     }
 
-    /// Takes back that the hold is handed over. Whether its guard has ended meanwhile, whose release is then the
-    /// caller's.
+    /// Takes back that the hold is handed over. Returns `true` if its guard has ended meanwhile, whose release is then
+    /// the caller's.
     pub(in crate::engine) fn uncarry(&self) -> bool {
         self.shares.count.fetch_and(!CARRIED, Ordering::AcqRel) & !FLAGS == 0
     }
 
-    /// Whether it is handed over, or was to be: its guards have nothing to release.
+    /// Is `true` if it is handed over, or was to be: its guards have nothing to release.
     pub(crate) fn is_carried(&self) -> bool {
         self.shares.count.load(Ordering::Acquire) & CARRIED != 0
     }
 
     /// Sets `mark` if there is one share and no mark but `beside`; else returns the number.
     fn mark_only_share(&self, mark: u64, beside: u64) -> Result<(), u64> {
+        // Count and flags in one step: a guard that is shared meanwhile either is counted before, or sees the mark.
         let only = |shares: u64| {
             let kinds = [ShareKind::Plain, ShareKind::Nested];
             let is_one = kinds.iter().any(|kind| kind.one() == shares & !beside);
@@ -135,7 +144,7 @@ impl Hold {
         self.shares.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, only).map(drop)
     }
 
-    /// The backend confirmed, by a request sent at `sent`, that others may read.
+    /// Notes that the backend confirmed, by a request sent at `sent`, that others may read.
     pub(in crate::engine) fn downgraded(&self, sent: Timestamp) {
         if self.terms.is_renewed() {
             self.confirm(sent);
@@ -143,8 +152,9 @@ impl Hold {
         self.shares.downgrades.store(false, Ordering::Release);
     }
 
-    /// One more guard shares the hold, unless it was released already. Returns how many there are of this kind.
+    /// Adds a guard to the hold, unless it was released already. Returns how many there are of this kind.
     pub(in crate::engine) fn share(&self, kind: ShareKind) -> Option<u32> {
+        // Not from zero, nor while it is handed over: the release has begun, and a share could not stop it.
         let more = |shares: u64| match shares & !READS {
             0 => None,
             rest if rest & CARRIED != 0 => None,
@@ -156,11 +166,12 @@ impl Hold {
 
     /// Makes a plain share a nested one. Returns how many there are of these.
     pub(in crate::engine) fn nest(&self) -> u32 {
+        // One step for both halves of the number, so that it is at no moment without this share.
         let step = ShareKind::Nested.one() - ShareKind::Plain.one();
         ShareKind::Nested.count(self.shares.count.fetch_add(step, Ordering::AcqRel) + step)
     }
 
-    /// Whether there is one plain share and no other.
+    /// Is `true` if there is one plain share and no other.
     pub(in crate::engine) fn has_one_share(&self) -> bool {
         self.shares.count.load(Ordering::Acquire) & !FLAGS == ShareKind::Plain.one()
     }

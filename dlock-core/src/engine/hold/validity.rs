@@ -88,6 +88,7 @@ impl LocalValidity {
 
     /// Notes a loss. Returns `true` if this loss ends the hold, rather than an earlier loss or release.
     pub(super) fn lose(&self, cause: Cow<'static, str>) -> bool {
+        // Before the state: a task that sees the loss finds its cause.
         let _ = self.loss.set(cause);
         self.end(LOST)
     }
@@ -98,6 +99,7 @@ impl LocalValidity {
     }
 
     fn end(&self, end: u8) -> bool {
+        // Loss and release race; the first of them stands, and reports itself.
         let ends = |state| (state < LOST).then_some(end);
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, ends).is_ok()
     }

@@ -4,7 +4,7 @@ use std::pin::pin;
 
 use super::*;
 
-/// Whether this resolves now.
+/// Is `true` if this resolves now.
 fn is_ready(future: impl Future) -> bool {
     let mut context = Context::from_waker(Waker::noop());
     pin!(future).poll(&mut context).is_ready()
@@ -27,7 +27,7 @@ async fn a_release_that_was_not_answered_is_known_to_the_next_one() {
     assert_eq!(b.turn().await, Turn::Released);
     b.ask();
     b.poll_after(Duration::from_secs(60));
-    // This one has learned that somebody has it.
+    // This one has learned that the lock has a holder.
     drop(b);
     assert!(!is_ready(c.turn()));
 }
@@ -120,7 +120,7 @@ async fn who_becomes_the_first_asks_when_the_one_before_would_have() {
     let polls = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
     let asked = asked_by_those_who_give_up(&WaitQueue::new(polls.clone(), false)).await;
     assert!((8..20).contains(&asked), "{asked}");
-    // Nobody listened for a moment each time.
+    // There was no listener for a moment each time.
     let asked = asked_by_those_who_give_up(&WaitQueue::new(polls, true)).await;
     assert!((8..20).contains(&asked), "{asked}");
 }
@@ -134,7 +134,7 @@ async fn who_gives_up_changes_nothing_for_the_others() {
         (line.join(&key, seen), line.join(&key, seen), line.join(&key, seen), line.join(&key, seen));
     a.ask();
     a.poll_after(Duration::from_secs(60));
-    // Neither one from the middle, nor the first, who had nothing to say.
+    // Neither a waiter from the middle, nor the first one, which had no news.
     drop(c);
     assert!(!is_ready(a.turn()) && !is_ready(b.turn()));
     drop(a);
@@ -145,7 +145,7 @@ async fn who_gives_up_changes_nothing_for_the_others() {
     assert!(is_ready(d.turn()));
 }
 
-/// What was handed over, and how often it was dropped without being taken.
+/// A lock that is handed over, and counts how often it is dropped without being taken.
 struct Marked(std::sync::Arc<AtomicUsize>);
 
 impl Drop for Marked {
@@ -174,7 +174,7 @@ async fn what_is_passed_on_is_taken_by_the_first_who_accepts_it_or_dropped() {
     assert!(line.pass_on(&key, LEASE, parcel()).is_ok());
     assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "it has one");
     assert_eq!((a.turn().await, count()), (Turn::Released, 5));
-    // Gone without taking it: to the next, who has the turn although nobody released anything.
+    // Gone without taking it: to the next, which has the turn although nothing was released.
     drop(a);
     assert_eq!((b.turn().await, count()), (Turn::Released, 5));
     assert!(!is_ready(c.turn()));
@@ -183,7 +183,7 @@ async fn what_is_passed_on_is_taken_by_the_first_who_accepts_it_or_dropped() {
     b.win(Duration::from_secs(60));
     assert!(!is_ready(c.turn()), "held in this process");
     assert!(line.pass_on(&key, LEASE, parcel()).is_ok());
-    // Nobody is left.
+    // The queue is empty now.
     drop(c);
     assert_eq!(count(), 7);
     assert!(!line.has(&key));

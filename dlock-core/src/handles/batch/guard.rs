@@ -11,12 +11,12 @@ use crate::fence::Fence;
 use crate::handles::guard::Guard;
 use crate::handles::held::{Ended, Held};
 
-/// All locks of a [`Batch`](crate::Batch), until this is released or dropped. See [`Guard`] for what a guard is and is
-/// not; a batch is held as long as all of its locks are.
+/// All locks of a [`Batch`](crate::Batch), until this is released or dropped. As for the limits of a guard, see
+/// [`Guard`]; a batch is held as long as all of its locks are.
 #[must_use = "the locks are released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct BatchGuard {
-    /// In the order in which they were taken.
+    /// The guards, in the order in which they were taken.
     guards: Vec<Guard>,
     held: Held,
 }
@@ -73,7 +73,7 @@ impl BatchGuard {
         self.held.lost().await;
     }
 
-    /// Waits until one of the locks is no longer held, and says how that came. See [`Held::ended`].
+    /// Waits until one of the locks is no longer held, and returns how it ended. See [`Held::ended`].
     ///
     /// # Cancel safety
     ///
@@ -82,40 +82,40 @@ impl BatchGuard {
         self.held.ended().await
     }
 
-    /// Turns each of the locks into one that is held for reading, all at once, each in a step of its own; see
-    /// [`Guard::downgrade`]. Those that are read already stay as they are.
+    /// Turns each of the locks into a reader's, all at once, each in a step of its own; see [`Guard::downgrade`]. Locks
+    /// that are read already stay as they are.
     ///
     /// # Errors
     ///
-    /// As [`Guard::downgrade`], the first in the order of the locks. One that cannot be downgraded keeps none of the
+    /// As [`Guard::downgrade`], the first in the order of the locks. A lock that cannot be downgraded keeps none of the
     /// others from it.
     ///
     /// # Cancel safety
     ///
-    /// As [`Guard::downgrade`], for each of them: when dropped midway, all that had begun read.
+    /// As [`Guard::downgrade`], for each of them: if dropped midway, all that had begun read.
     pub async fn downgrade(&mut self) -> Result<()> {
         let all = self.guards.iter_mut().map(Guard::downgrade);
         futures_util::future::join_all(all).await.into_iter().collect()
     }
 
     /// Releases all locks, the last one first and without waiting in between, and waits until the backend has confirmed
-    /// it. One that fails keeps none of the others.
+    /// it. A release that fails keeps none of the others.
     ///
     /// # Errors
     ///
-    /// As [`Guard::release`]: the first error, while further ones are logged. What was not confirmed goes on in the
-    /// background.
+    /// As [`Guard::release`]: the first error, while further ones are logged. A release that was not confirmed goes on
+    /// in the background.
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, the release goes on in the background.
+    /// If dropped midway, the release goes on in the background.
     pub async fn release(mut self) -> Result<()> {
         let Some(first) = self.guards.first().map(|guard| Arc::clone(guard.hold())) else { return Ok(()) };
         let guards = std::mem::take(&mut self.guards);
         release::all(&first, guards.into_iter().rev().map(Guard::release)).await
     }
 
-    /// Releases what was taken before another lock could not be had.
+    /// Releases the locks that were taken before another one could not be had.
     pub(super) async fn give_back(self, limit: Duration) {
         let Some(first) = self.guards.first() else { return };
         let first = Arc::clone(first.hold());

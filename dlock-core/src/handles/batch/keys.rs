@@ -1,12 +1,12 @@
-//! The keys of a batch, each with how it is to be held.
+//! The keys of a batch, each with its mode.
 
-/// A key of a batch: a text, which is held alone, or what [`read`] and [`write()`] make of one. See
+/// A key of a batch: a text, which is held alone, or the value that [`read`] and [`write()`] make of one. See
 /// [`Locks::lock_all`](crate::Locks::lock_all).
 pub trait BatchKey {
     /// Returns the key.
     fn key(&self) -> &str;
 
-    /// Returns whether it is only read, together with others who read.
+    /// Returns `true` if it is only read, together with other readers.
     fn reads(&self) -> bool {
         false
     }
@@ -18,7 +18,7 @@ impl<K: AsRef<str>> BatchKey for K {
     }
 }
 
-/// A key, and how it is to be held in a batch. Made by [`read`] and [`write()`].
+/// A key of a batch, and its mode. Made by [`read`] and [`write()`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a key does nothing until it is part of a batch"]
 pub struct KeyInMode {
@@ -36,8 +36,7 @@ impl BatchKey for KeyInMode {
     }
 }
 
-/// Returns `key` as one that a batch only reads, together with others who read; see
-/// [`Lock::read`](crate::Lock::read).
+/// Returns `key` for a batch that only reads it, together with other readers; see [`Lock::read`](crate::Lock::read).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -54,7 +53,7 @@ pub fn read(key: impl Into<String>) -> KeyInMode {
     KeyInMode { key: key.into(), reads: true }
 }
 
-/// Returns `key` as one that a batch holds alone, beside others that it [reads](read).
+/// Returns `key` for a batch that holds it alone, beside others that it [reads](read).
 pub fn write(key: impl Into<String>) -> KeyInMode {
     KeyInMode { key: key.into(), reads: false }
 }

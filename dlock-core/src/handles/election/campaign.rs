@@ -21,12 +21,13 @@ use crate::handles::held::{Ended, Held};
 use crate::handles::section::run_held;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// After a failure that may pass.
+/// The pause after a failure that may pass.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// How long a candidate lets those of the next better priority go first.
+/// The time for which a candidate lets those of the next better priority go first.
 const STEP: Duration = Duration::from_secs(1);
 const LAST_PRIORITY: u8 = 60;
-/// How long whoever resigned lets others go first where these are notified; where they ask, as long as they pause.
+/// The time for which a candidate that resigned lets others go first where these are notified; where they poll, it is
+/// their pause.
 const STAND_BACK: Duration = Duration::from_millis(100);
 const LONGEST_STAND_BACK: Duration = Duration::from_secs(1);
 
@@ -36,13 +37,13 @@ const LONGEST_STAND_BACK: Duration = Duration::from_secs(1);
 /// It goes on through outages of the backend, refusals and lost terms. A refusal, such as a password that was rotated,
 /// a right that was removed or a table that is missing, is a warning, and the servers are asked again after pauses that
 /// grow to 30 s. A campaign ends when the locks are drained or shut down, or when the program itself is wrong, by an
-/// invalid key or option or a backend without elections: [`failure`](Self::failure) then says why.
+/// invalid key or option or a backend without elections: [`failure`](Self::failure) then returns the reason.
 #[derive(Debug)]
 #[must_use = "a campaign does nothing until its next term is waited for"]
 pub struct Campaign {
     election: Election,
     failure: Option<Error>,
-    /// Whether the last term was given up, so that others are to have their turn.
+    /// Is `true` if the last term was given up, so that others are to have their turn.
     resigned: Arc<AtomicBool>,
 }
 
@@ -55,14 +56,14 @@ impl Campaign {
     ///
     /// * While it is not [eligible](Self::eligibility), it waits to be.
     /// * After a term that was resigned or dropped, it first lets the others have their turn: for 100 ms where the
-    ///   backend notifies, else for its longest pause between two polls, at most 1 s. After a term that was lost it
-    ///   stands at once.
-    /// * While an earlier term of this campaign is still held, this waits for its end as for anybody's.
+    ///   backend notifies, otherwise for its longest pause between two polls, at most 1 s. After a term that was lost
+    ///   it stands at once.
+    /// * While an earlier term of this campaign is still held, this waits for its end as for any other's.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any await and called again. The candidate withdraws meanwhile, in the background, and loses
-    /// its place among those who wait.
+    /// its place among the waiters.
     pub async fn next(&mut self) -> Option<Term> {
         if self.failure.is_some() {
             return None;
@@ -77,8 +78,9 @@ impl Campaign {
         won.map_err(|error| self.failure = Some(error)).ok()
     }
 
-    /// Returns why the campaign has ended: [`ErrorKind::Closed`](crate::ErrorKind::Closed) when the locks were drained
-    /// or shut down; otherwise an error that only another program would not have, such as an invalid option.
+    /// Returns the reason why the campaign has ended: [`ErrorKind::Closed`](crate::ErrorKind::Closed) when the locks
+    /// were drained or shut down; otherwise an error that only another program would not have, such as an invalid
+    /// option.
     #[must_use]
     pub const fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
@@ -90,7 +92,7 @@ impl Campaign {
         self.failure
     }
 
-    /// Returns the switch that says whether this candidate may lead.
+    /// Returns the switch for whether this candidate may lead.
     #[must_use]
     pub const fn eligibility(&self) -> &Eligibility {
         &self.election.eligibility
@@ -118,7 +120,7 @@ impl Campaign {
             match taken {
                 Ok(guard) => {
                     refusals.are_over();
-                    // Unless the switch went off at this moment, and the guard goes.
+                    // The switch may have gone off at this moment: the guard is then dropped.
                     if eligibility.admit(guard.hold()) {
                         return Ok(Term::new(guard, &self.resigned));
                     }
@@ -143,7 +145,7 @@ impl Campaign {
             self.resigned.store(false, Ordering::Release);
         }
         if *priority == 0 {
-            // Somebody else may lead for long: that the servers answer again is found out before it is waited for.
+            // Another candidate may lead for long: that the servers answer again is found out before the wait.
             if refusals.last() {
                 if let Some(guard) = lock.try_acquire().await? {
                     return Ok(guard);
@@ -161,7 +163,7 @@ impl Campaign {
         }
     }
 
-    /// Resolves when nobody has led for as long as this candidate lets others go first.
+    /// Resolves when there was no leader for as long as this candidate lets others go first.
     async fn vacancy(&self, refusals: &mut Refusals<'_>) -> Result<()> {
         let Election { lock, priority, .. } = &self.election;
         let patience = STEP * u32::from(*priority);
@@ -190,13 +192,13 @@ impl Campaign {
 ///
 /// Dropping it resigns in the background. It can be lost at any time: the lease ran out while the process was paused
 /// or cut off, an operator released it by force, the candidate is not [eligible](Eligibility) any more, the locks were
-/// shut down. [`run`](Self::run) then drops its body; who leads by hand asks [`check`](Self::check) before each step
-/// that matters, and sends the [`fence`](Self::fence) along with every write.
+/// shut down. [`run`](Self::run) then drops its body; code that leads without it asks [`check`](Self::check) before
+/// each step that matters, and sends the [`fence`](Self::fence) along with every write.
 #[must_use = "the term ends as soon as this is dropped"]
 #[clippy::has_significant_drop]
 pub struct Term {
     guard: Guard,
-    /// Dropped after the guard.
+    /// Dropped after the guard, whose end it looks at.
     end: End,
 }
 
@@ -224,7 +226,7 @@ impl Term {
     /// # Errors
     ///
     /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) when the term has ended, for good;
-    /// [`ErrorKind::Suspect`](crate::ErrorKind::Suspect) while that cannot be told.
+    /// [`ErrorKind::Suspect`](crate::ErrorKind::Suspect) while that is not known.
     pub fn check(&self) -> Result<()> {
         self.guard.check()
     }
@@ -250,7 +252,7 @@ impl Term {
         self.guard.held()
     }
 
-    /// Waits until the term is over, and says whether it was lost or resigned. See [`Held::ended`].
+    /// Waits until the term is over, and returns how it ended: lost or resigned. See [`Held::ended`].
     ///
     /// # Cancel safety
     ///
@@ -273,7 +275,7 @@ impl Term {
     }
 
     /// Gives the term up and waits until the backend confirms it. Where the backend notifies, the next candidate leads
-    /// as soon as it hears of it.
+    /// as soon as it is notified.
     ///
     /// # Errors
     ///
@@ -296,7 +298,7 @@ impl fmt::Debug for Term {
     }
 }
 
-/// Notes how a term ended.
+/// Notes how a term ended, when it is dropped.
 struct End {
     hold: Arc<Hold>,
     resigned: Arc<AtomicBool>,

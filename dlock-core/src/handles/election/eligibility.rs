@@ -1,4 +1,4 @@
-//! Whether a process may lead.
+//! The switch for whether a process may lead.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -8,8 +8,8 @@ use crate::guarded::wake_all;
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::Loss;
 
-/// A switch that says whether this process may lead: off while it drains, while its cache is cold, while it is in the
-/// wrong zone. Clones are the same switch, and any number of [elections](crate::Election) may have it.
+/// A switch for whether this process may lead: off while it drains, while its cache is cold, while it is in the wrong
+/// zone. Clones are the same switch, and any number of [elections](crate::Election) may have it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -54,6 +54,7 @@ impl Eligibility {
     ///   keeps it all the same, others lead when its lease ends.
     /// * On: the campaigns stand again, as newcomers.
     pub fn set(&self, eligible: bool) {
+        // Set before the terms are lost: a term that begins meanwhile finds the switch off.
         let ended = {
             let mut state = self.0.state.lock();
             state.eligible = eligible;
@@ -71,7 +72,7 @@ impl Eligibility {
         self.0.state.lock().eligible
     }
 
-    /// Resolves when the switch is like this.
+    /// Resolves when the switch is in this position.
     pub(super) async fn becomes(&self, eligible: bool) {
         loop {
             let changed = self.0.changed.notified();
@@ -82,7 +83,7 @@ impl Eligibility {
         }
     }
 
-    /// A term begins, unless the switch is off by now.
+    /// Lists a term that begins, unless the switch is off by now.
     pub(super) fn admit(&self, hold: &Arc<Hold>) -> bool {
         let mut state = self.0.state.lock();
         if state.eligible {

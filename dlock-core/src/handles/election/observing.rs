@@ -1,4 +1,4 @@
-//! Who leads, as others see it.
+//! The leader, as other processes see it.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::holder::Holder;
 const OFTENEST: Duration = Duration::from_millis(50);
 const SELDOMEST: Duration = Duration::from_secs(3_600);
 
-/// Who leads an [`Election`], as the backend says it.
+/// The leader of an [`Election`], as the backend reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
     holder: Holder,
@@ -39,25 +39,25 @@ impl Leader {
         self.holder.fence
     }
 
-    /// Returns whether it is this process: not merely one of the same host and process id. `false` where the backend
-    /// does not keep what tells processes apart.
+    /// Returns `true` if it is this process: not merely one of the same host and process id. `false` where the backend
+    /// does not keep the identity of processes.
     #[must_use]
     pub const fn is_this_process(&self) -> bool {
         self.is_us
     }
 
-    /// Returns what is known of it: host, process, label, since when.
+    /// Returns its holder: host, process, label, and the beginning of the term.
     #[must_use]
     pub const fn holder(&self) -> &Holder {
         &self.holder
     }
 
-    /// Whether it is the same term, or where there are no fences the same candidate.
+    /// Is `true` for the same term, or where there are no fences the same candidate.
     fn is_same_term(&self, other: &Self) -> bool {
         let who = |leader: &Self| {
             let Holder { host, pid, label, candidate, fence, .. } = leader.holder.clone();
-            // A fence says it all, and is the same in every answer. The nodes of a quorum have none, and each notes by
-            // its own clock since when the lock is held.
+            // A fence identifies a term, and is equal in every answer. The nodes of a quorum have none, and each notes
+            // the beginning of the hold by its own clock.
             (fence, fence.is_none().then_some((host, pid, label, candidate)))
         };
         who(self) == who(other)
@@ -70,7 +70,7 @@ impl fmt::Display for Leader {
     }
 }
 
-/// Follows who leads an [`Election`].
+/// Follows the leader of an [`Election`].
 ///
 /// * **Notified**, where the backend [announces](crate::Capabilities::announces) terms: when a term begins, is resigned
 ///   or dropped, and when a lock is taken away by force. The observer then asks the backend at once, and sees the
@@ -80,7 +80,7 @@ impl fmt::Display for Leader {
 ///   lease runs out, which nothing announces; the term that follows is announced again.
 ///
 /// A term that ends before its announcement is followed by the request may not be seen at all. On a quorum, which has
-/// no fences, the next term of a candidate that led before it is no change.
+/// no fences, the next term of a candidate that led before is no change.
 ///
 /// The subscription lasts from the first request until the observer is dropped, also while nothing is waited for.
 ///
@@ -102,9 +102,10 @@ impl fmt::Display for Leader {
 pub struct LeaderChanges {
     election: Election,
     interval: Duration,
-    /// What was reported last; nothing at first, and after an error.
+    /// The leader that was reported last; nothing at first, and after an error.
     known: Option<Option<Leader>>,
-    /// Whether the error that was reported last, if one was, was a refusal. The kinds of an outage vary.
+    /// Is `true` if the error that was reported last was a refusal, `None` if there was none. The kinds of an outage
+    /// vary.
     failed: Option<bool>,
     looks: Looks,
 }
@@ -120,19 +121,19 @@ impl LeaderChanges {
         }
     }
 
-    /// Sets how often the backend is asked although nothing was announced. Default 1 s; 50 ms to 1 h.
+    /// Sets the interval at which the backend is asked although nothing was announced. Default 1 s; 50 ms to 1 h.
     pub const fn with_interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
     }
 
-    /// Returns who leads, at first; after that, waits until it is somebody else, or nobody.
+    /// Returns the leader, at first; after that, waits until there is another one, or none.
     ///
     /// # Errors
     ///
     /// Those of [`Election::leader`], and [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for an interval
     /// out of bounds. Each can be followed by another call. An outage and a refusal are reported once; when they are
-    /// over, this returns who leads then.
+    /// over, this returns the leader of that time.
     ///
     /// # Cancel safety
     ///

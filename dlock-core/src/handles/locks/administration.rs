@@ -1,4 +1,4 @@
-//! What administrators ask and do: who holds what, who waits, and taking a lock away.
+//! The requests of administrators: the holders and waiters of locks, and taking a lock away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::telemetry::{Site, Spanned, Subject, Telemetry};
 
 use super::Locks;
 
-/// How long a list may take that is as long as the store is large.
+/// The bound of a list, which takes as long as the store is large.
 const LISTING: Duration = Duration::from_secs(30);
 
 impl Locks {
-    /// Lists all locks that are held on this backend now, by whomever, in the order of their keys.
+    /// Lists all locks that are held on this backend now, by any process, in the order of their keys.
     ///
     /// This is for people and dashboards, not for decisions: by the time the list is read, locks have come and gone. It
     /// reads the whole lock store, and gives up after 30 s.
@@ -51,12 +51,12 @@ impl Locks {
         Ok(held)
     }
 
-    /// Lists who waits for `key`, in line, without the holder: where the backend keeps the line. A process has one
+    /// Lists the waiters for `key`, in order, without the holder, where the backend keeps the queue. A process has one
     /// place in it for each of its tasks that wait.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend does not know who waits
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend does not know its waiters
     /// ([`Capabilities::shows_waiters`](crate::Capabilities::shows_waiters)),
     /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
     /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
@@ -74,7 +74,7 @@ impl Locks {
         answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
-    /// Lists all who hold `key` now: its readers, or those who have permits of it; of any other lock the one holder.
+    /// Lists all holders of `key` now: its readers, or the holders of its permits; of any other lock the one holder.
     ///
     /// # Errors
     ///
@@ -91,13 +91,13 @@ impl Locks {
         answer.map_err(|failure| engine.error(Operation::Inspect, failure).of(&key))
     }
 
-    /// Gives the semaphore `key` so many permits, and returns how many it had; `None`, and nothing is changed, where
-    /// the backend knows of no such semaphore.
+    /// Sets the number of permits of the semaphore `key`, and returns the number that it had; `None`, and nothing is
+    /// changed, where the backend knows of no such semaphore.
     ///
-    /// For an operator, before or while programs that say the new number replace those that say the old one, which get
+    /// For an operator, before or while programs with the new number replace those with the old one, which get
     /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) from then on, unless they have the semaphore
-    /// [`resizable`](crate::Semaphore::resizable). Permits that are taken stay so: of fewer than
-    /// that, none is granted until enough have been released.
+    /// [`resizable`](crate::Semaphore::resizable). Permits that are taken stay so: if there are fewer than that, none
+    /// is granted until enough have been released.
     ///
     /// # Errors
     ///
@@ -106,13 +106,13 @@ impl Locks {
     ///   ([`Capabilities::administered`](crate::Capabilities::administered)).
     /// * [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig): not 1 to 1 000 000 permits.
     /// * [`ErrorKind::Conflict`](crate::ErrorKind::Conflict): the key is a lock.
-    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came; the same may be asked again.
+    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came; the call may be repeated.
     /// * [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
     ///   [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the number may be changed or not.
+    /// If dropped, the number may be changed or not.
     pub async fn resize_semaphore(&self, key: impl AsRef<str> + Send, permits: u32) -> Result<Option<u32>> {
         let engine = &self.engine;
         let refuse = |failure| engine.error(Operation::Configure, failure);
@@ -125,14 +125,14 @@ impl Locks {
         engine.ask(limit, unanswered, resize).await.map_err(|failure| refuse(failure).of(&key))
     }
 
-    /// Takes the lock of `key` away from whoever holds it, also from another library, and says whether anybody did.
+    /// Takes the lock of `key` away from its holder, also from another library's, and returns whether it had one.
     ///
     /// For an operator, when a holder hangs and its lease is renewed all the same. **The holder is not stopped by
     /// this.** It learns of the loss at its next renewal, up to a third of its lease later, and until then it and the
     /// next holder may work side by side: only resources that check the [fence](crate::Fence) are protected, since the
-    /// next grant has a higher one. Where the connection to a database is what keeps locks, it is ended, with whatever
-    /// other locks are on it. Whoever looks first who holds it, takes it away by
-    /// [`force_release_of`](Self::force_release_of), so that nobody else loses it.
+    /// next grant has a higher one. Where the connection to a database keeps the locks, it is ended, with all other
+    /// locks that are on it. An operator that looks for the holder first takes the lock away by
+    /// [`force_release_of`](Self::force_release_of), so that no other holder loses it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -150,19 +150,19 @@ impl Locks {
     ///
     /// * [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) when the backend cannot
     ///   ([`Capabilities::administered`](crate::Capabilities::administered)).
-    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came, and the lock may be free now. Look who
-    ///   holds it before it is done again: it could be somebody else.
+    /// * [`ErrorKind::Unknown`](crate::ErrorKind::Unknown): no answer came, and the lock may be free now. Look for its
+    ///   holder before it is done again: it could be another one.
     /// * [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey),
     ///   [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and other kinds of the backend.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the lock may be taken away or not.
+    /// If dropped, the lock may be taken away or not.
     pub async fn force_release(&self, key: impl AsRef<str> + Send) -> Result<bool> {
         match self.force(key.as_ref(), None, "look who holds it").await? {
             Forced::Released => Ok(true),
             Forced::Free => Ok(false),
-            // The contract of backends does not have it.
+            // The contract of backends excludes it.
             Forced::HeldByOthers => {
                 let what = "the backend says that others hold it; look who does";
                 Err(self.engine.error(Operation::Release, Failure::unknown(what)))
@@ -170,16 +170,17 @@ impl Locks {
         }
     }
 
-    /// Takes the lock of `key` away as [`force_release`](Self::force_release) does, if everybody who holds it is among
-    /// `seen`: those whom [`occupancy`](Self::occupancy) or [`inspect`](Self::inspect) returned before, perhaps to show
-    /// them to an operator. A later grant is another hold, also where it is the same process's; see
+    /// Takes the lock of `key` away as [`force_release`](Self::force_release) does, if all of its holders are among
+    /// `seen`: those that [`occupancy`](Self::occupancy) or [`inspect`](Self::inspect) returned before, perhaps to show
+    /// them to an operator. A later grant is another hold, also to the process that had it before; see
     /// [`Holder::is_same_hold`].
     ///
-    /// The server compares in the step that frees the key. Where a session keeps it, which has to be ended for that,
-    /// it is looked at directly before, and in the moment between the two the session may release the lock and take it
-    /// anew; nobody else's is taken away. A quorum compares on each node: one that had not answered when it was looked
-    /// at goes on with its vote until the holder learns of the loss. Where its nodes are so slow that the holder renews
-    /// meanwhile, it may keep a majority; that is [`ErrorKind::Unknown`](crate::ErrorKind::Unknown).
+    /// The server compares in the step that frees the key. Where a session keeps it, which has to be ended for that, it
+    /// is looked at directly before, and in the moment between the two the session may release the lock and take it
+    /// anew; the lock of no other session is taken away. A quorum compares on each node: a node that had not answered
+    /// when it was looked at goes on with its vote until the holder learns of the loss. Where its nodes are so slow
+    /// that the holder renews meanwhile, it may keep a majority; that is
+    /// [`ErrorKind::Unknown`](crate::ErrorKind::Unknown).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -196,12 +197,12 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As `force_release`. After [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) the same may be asked again: it
-    /// still takes the lock from nobody else.
+    /// As `force_release`. After [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) the call may be repeated: it still
+    /// takes the lock from no other holder.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the lock may be taken away or not.
+    /// If dropped, the lock may be taken away or not.
     pub async fn force_release_of<'a>(
         &self,
         key: impl AsRef<str> + Send,
@@ -241,7 +242,7 @@ mod tests {
     use crate::backend::{Backend, Capabilities, ClaimRequest, LockId};
     use crate::{ErrorKind, Memory};
 
-    /// What the least backend has.
+    /// The least backend.
     #[derive(Debug)]
     struct Least(Memory);
 

@@ -7,10 +7,10 @@ use crate::backend::UrlParts;
 use crate::error::{Error, Failure, Operation, Result};
 use crate::options::{MAX_LEASE, MIN_LEASE, Options, Wait};
 
-/// How a value is put in its place; what it should have been otherwise.
+/// Puts a value in its place; the error is what the value should have been.
 type Setter = fn(&mut Settings, &str) -> Result<(), &'static str>;
 
-/// What variables set.
+/// The settings that variables set.
 #[derive(Clone, Default)]
 struct Settings {
     options: Options,
@@ -20,7 +20,7 @@ struct Settings {
 
 const A_TIME: &str = "a number with a unit, such as 500ms, 5s, 2m or 1h";
 
-/// How the variables of all locks begin.
+/// The beginning of the variables of all locks.
 const PREFIX: &str = "DLOCK_";
 
 const LEASE: &str = "DLOCK_LEASE";
@@ -147,9 +147,9 @@ impl LocksBuilder {
     }
 
     /// Takes options from variables that `get` reads, for `dlock::init`, and returns what is wrong, with the name of
-    /// each variable. Where one that begins with `own` is set, such as `DLOCK_ORDERS_LEASE` for `DLOCK_ORDERS_`, it
-    /// counts in place of the one of all locks. What `get` reads is an error with what the value should have been,
-    /// `None` when it is not set, and counts as not set when it is empty.
+    /// each variable. A variable that is set and begins with `own`, such as `DLOCK_ORDERS_LEASE` for `DLOCK_ORDERS_`,
+    /// counts in place of the variable of all locks. `get` returns an error with what the value should have been,
+    /// `None` when it is not set; an empty value counts as not set.
     #[doc(hidden)]
     pub fn take_variables(
         &mut self,
@@ -295,7 +295,7 @@ mod tests {
         ] {
             assert_eq!(text.contains(name), is_wrong, "{name}: {text}");
         }
-        // What no lease allows is wrong whatever the lease is.
+        // A value that no lease allows is wrong whatever the lease is.
         let text =
             from(&[("DLOCK_LEASE", "60"), ("DLOCK_MAX_HOLD", "721h")]).map(drop).unwrap_err().to_string();
         assert!(text.contains("DLOCK_LEASE") && text.contains("DLOCK_MAX_HOLD"), "{text}");

@@ -1,4 +1,4 @@
-//! Whether the backend answers, what is known of it without asking, and what endangers locks on it.
+//! The reachability of the backend, the health that is known without asking it, and the settings that endanger locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,28 +8,28 @@ use crate::backend::{Finding, NodeState};
 use crate::error::{Failure, Operation, Result};
 use crate::telemetry::Exported;
 
-/// How long a look at the server's settings may take.
+/// The bound of a look at the server's settings.
 const DIAGNOSIS: Duration = Duration::from_secs(10);
 
-/// What [`Locks::health`] knows.
+/// The state that [`Locks::health`] knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Whether acquires are accepted: not while these locks are drained, nor after a shutdown or the end of their
+    /// Is `true` if acquires are accepted: not while these locks are drained, nor after a shutdown or the end of their
     /// keeper.
     pub accepts: bool,
-    /// How long ago the backend last answered these locks; `None` when it never did. Locks that are idle do not ask:
+    /// The time since the backend last answered these locks; `None` when it never did. Locks that are idle do not ask:
     /// [`Locks::ping`] does.
     pub last_contact: Option<Duration>,
-    /// For how long the oldest renewal that failed is overdue; `None` when all renewals are confirmed. A lock is lost
-    /// when it reaches about two thirds of its lease.
+    /// The time for which the oldest renewal that failed is overdue; `None` when all renewals are confirmed. A lock is
+    /// lost when it reaches about two thirds of its lease.
     pub oldest_unconfirmed_renewal: Option<Duration>,
-    /// How late dlock's own thread is with its next look. More than some milliseconds means a machine that is
+    /// The delay of dlock's own thread with its next look. More than some milliseconds means a machine that is
     /// overloaded, or a process that was stopped.
     pub keeper_lag: Duration,
     /// The nodes of a quorum; empty for everything else.
     pub nodes: Vec<NodeState>,
-    /// What OpenTelemetry gets of these locks; `None` without the feature `otel`.
+    /// The telemetry that OpenTelemetry gets of these locks; `None` without the feature `otel`.
     pub exported: Option<Exported>,
 }
 
@@ -38,7 +38,7 @@ impl Locks {
     /// [request timeout](super::LocksBuilder::with_request_timeout). Takes no lock. Of a quorum a majority has to
     /// answer.
     ///
-    /// For readiness probes; [`health`](Self::health) asks nobody.
+    /// For readiness probes; [`health`](Self::health) makes no request.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -68,8 +68,8 @@ impl Locks {
         answer.map_err(|failure| engine.error(Operation::Inspect, failure))
     }
 
-    /// Returns what is known without asking the backend. It looks at every lock that is held, so it takes longer the
-    /// more there are.
+    /// Returns the health that is known without asking the backend. It looks at every lock that is held, so it takes
+    /// longer the more there are.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_core::Error> {
@@ -101,7 +101,7 @@ impl Locks {
     /// # Errors
     ///
     /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), [`ErrorKind::Denied`](crate::ErrorKind::Denied) and
-    /// other kinds of the backend. What could not be looked at while the rest could is a finding.
+    /// other kinds of the backend. A setting that could not be looked at while the rest could is a finding.
     ///
     /// # Cancel safety
     ///
