@@ -88,6 +88,8 @@ mod table;
 mod text;
 #[cfg(all(feature = "tx", any(feature = "mysql", feature = "postgres")))]
 mod tx;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod way;
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub use bare::BareRows;

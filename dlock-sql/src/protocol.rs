@@ -5,6 +5,8 @@ use std::time::Duration;
 use dlock_core::backend::Mode;
 use dlock_core::{Fence, Holder, Key, Token};
 
+use crate::way::Way;
+
 pub(crate) type SqlResult<T> = Result<T, sqlx::Error>;
 
 /// How many rows are pruned, or listed, in one statement.
@@ -28,6 +30,10 @@ pub enum Taken {
     Granted(Option<Fence>),
     /// Somebody else has it, if it is known who.
     Busy(Option<Box<Holder>>),
+    /// It is held in this other way. Of a lease row that is only what its row says.
+    Elsewhere(Way),
+    /// The session has it, and is to count its grant in a transaction of its own.
+    Uncounted,
 }
 
 /// What a release found: our lock.

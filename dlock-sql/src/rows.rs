@@ -32,8 +32,11 @@ use crate::limits::QUESTION;
 use crate::protocol::Lease;
 use crate::questions::Questions;
 use crate::renewals::{Extended, Renew, Renewal, Renewals, shortest_limit};
+use crate::way::Way;
 use shares::Resized;
-use steps::{Force, Identify, List, Occupy, Prune, Read, Renew as RenewLeases, RenewShares, Resize};
+use steps::{
+    Force, Identify, List, Occupy, Prune, Read, Renew as RenewLeases, RenewShares, Resize, TakeBack,
+};
 
 /// How long deleting some rows may take.
 const PRUNING: Duration = Duration::from_secs(60);
@@ -133,6 +136,10 @@ impl<S: LeaseTable> Rows<S> {
             Resized::IsLock => {
                 let conflict = Mode::Permits { of: permits, take: 1 }.conflict(&Mode::Shared);
                 conflict.map_or(Ok(None), Err)
+            }
+            Resized::Elsewhere => {
+                let held = self.connections.ask(TakeBack(key.clone()), QUESTION).await.map_err(unchanged)?;
+                held.map_or(Ok(None), |theirs| Err(Way::Lease.conflict(theirs)))
             }
         }
     }

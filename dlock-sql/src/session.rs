@@ -88,7 +88,11 @@ const STARTING: Duration = Duration::from_secs(15);
 /// and MySQL refuse them, since `GET_LOCK` has one holder. Readers and writers that wait for a free lock are served in
 /// the order in which they came to the server, but for readers that have waited for 10 s.
 ///
-/// Locks by sessions, by rows and by leases do not see each other. All draw their fences from one table.
+/// # Beside other ways
+///
+/// A key that is held by a session, as a locked row or as a lease row is refused with
+/// [`ErrorKind::Conflict`](dlock_core::ErrorKind::Conflict) to whoever asks for it in another of these ways, unless
+/// fences are switched off. When it is free, the next one who asks decides on its way.
 ///
 /// # Administration
 ///
@@ -298,14 +302,16 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         let taken = handle.call(take).await;
         drop(joins);
         if let (Some(asking), Ok(taken)) = (asking, &taken) {
-            asking.found_taken(match taken {
+            match taken {
                 Taken::Granted(fence) => {
                     let mut holder = Holder::parse(&self.request.describe());
                     holder.fence = *fence;
-                    Some(Box::new(holder))
+                    asking.found_taken(Some(Box::new(holder)));
                 }
-                Taken::Busy(holder) => holder.clone(),
-            });
+                Taken::Busy(holder) => asking.found_taken(holder.clone()),
+                // The others find out by themselves.
+                Taken::Elsewhere(_) | Taken::Uncounted => {}
+            }
         }
         if let Ok(Taken::Granted(fence)) = taken {
             self.waiting.leave();
@@ -318,7 +324,8 @@ impl<M: Strategy> Claim for SessionClaim<M> {
         self.refused.get_or_insert_with(Instant::now);
         match taken {
             Taken::Busy(holder) => Ok(Attempt::Busy(stored::busy(holder, None))),
-            Taken::Granted(_) => Ok(Attempt::Busy(Busy::default())),
+            Taken::Elsewhere(theirs) => Err(M::WAY.conflict(theirs)),
+            Taken::Granted(_) | Taken::Uncounted => Ok(Attempt::Busy(Busy::default())),
         }
     }
 

@@ -29,6 +29,8 @@ pub(super) enum Standing {
     Free,
     Kept,
     Held(Box<Holder>),
+    /// By a session or a transaction.
+    Elsewhere,
 }
 
 /// The holder by fence, remaining time and description from this column on.

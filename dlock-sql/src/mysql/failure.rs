@@ -47,6 +47,9 @@ pub(super) fn has_no_room(error: &Error) -> bool {
 /// The error of an isolation in which a server that logs statements, and not rows, locks none.
 pub(super) const UNLOGGED: u16 = 1665;
 
+/// The error of a setting for the next transaction while one is open.
+pub(super) const IN_TRANSACTION: u16 = 1568;
+
 /// The errors of a row that is locked: of MariaDB, and of MySQL.
 pub(super) const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
 

@@ -16,7 +16,9 @@ use crate::protocol::{Ask, Lease, Pruned, Released, RowIdentity, SqlResult, Take
 use crate::rows::LeaseTable;
 use crate::server::Server;
 use crate::session::name::{FENCE, ROW};
+use crate::session::session_server::SessionServer;
 use crate::text::{hex, micros};
+use crate::way::{ELSEWHERE, HELD_ELSEWHERE, Way};
 
 /// The error of a row that is there already.
 const DUPLICATE: u16 = 1062;
@@ -30,6 +32,9 @@ impl MysqlServer {
         Ok(match row.try_get::<Option<i64>, _>(0)? {
             None => Standing::Missing,
             Some(0) => Standing::Free,
+            Some(_) if row.try_get::<&[u8], _>(3)?.starts_with(HELD_ELSEWHERE.as_bytes()) => {
+                Standing::Elsewhere
+            }
             // Nobody has what is kept for those in line.
             Some(_) if row.try_get::<Option<i64>, _>(5)? != Some(1) => Standing::Kept,
             Some(_) => Standing::Held(Box::new(holder(row, 1)?)),
@@ -53,23 +58,33 @@ impl MysqlServer {
         Ok(granted(&execute(on, &self.statements.insert, &values).await?))
     }
 
-    /// Deletes the row with the fence of sessions and locked rows, and the row that is locked, unless somebody has
-    /// them.
+    /// Deletes the row with the fence of sessions and locked rows, what says that the key is theirs, and the row that
+    /// is locked, unless somebody has them.
     async fn prune_kept(&self, on: &mut MySqlConnection, fence: &[u8], highest: i64) -> SqlResult<u64> {
         let row: Vec<u8> = std::iter::once(ROW).chain(fence.iter().skip(1).copied()).collect();
-        let (table, row, fence) = (self.quoted(), hex(&row), hex(fence));
+        let (table, row, main, fence) = (self.quoted(), hex(&row), hex(&fence[1..]), hex(fence));
         let name = name_in_sql(&place(self.table()));
-        let statements = format!(
-            "START TRANSACTION; SELECT 1 FROM {table} WHERE `key` = X'{row}' FOR UPDATE NOWAIT;
-            DELETE FROM {table} WHERE `key` = X'{fence}' AND fence <= {highest} AND IS_USED_LOCK({name}) IS NULL;
-            DELETE FROM {table} WHERE `key` = X'{row}'; COMMIT"
-        );
-        match sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await {
-            Ok(done) => Ok(done.rows_affected()),
-            Err(error) => {
-                sqlx::raw_sql("ROLLBACK").execute(on).await?;
-                if LOCKED.contains(&number(&error)) { Ok(0) } else { Err(error) }
-            }
+        let statements = [
+            format!(
+                "SELECT COUNT(*) INTO @dlock_count FROM {table} WHERE `key` = X'{row}' FOR UPDATE NOWAIT"
+            ),
+            self.lock(&format!("X'{main}'")),
+            format!(
+                "DELETE FROM {table} WHERE `key` = X'{fence}' AND fence <= {highest} AND IS_USED_LOCK({name}) IS NULL"
+            ),
+            "SET @dlock_count = ROW_COUNT()".to_owned(),
+            format!(
+                "DELETE FROM {table} WHERE `key` = X'{main}' AND token = {} AND @dlock_count = 1",
+                literal(&ELSEWHERE)
+            ),
+            "SET @dlock_count = @dlock_count + ROW_COUNT()".to_owned(),
+            format!("DELETE FROM {table} WHERE `key` = X'{row}'"),
+            "SELECT CAST(@dlock_count + ROW_COUNT() AS SIGNED)".to_owned(),
+        ];
+        match self.in_one_message(on, &statements).await {
+            Ok(rows) => Ok(rows.last().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0)?.unsigned_abs()),
+            Err(error) if LOCKED.contains(&number(&error)) => Ok(0),
+            Err(error) => Err(error),
         }
     }
 }
@@ -90,6 +105,7 @@ impl LeaseTable for MysqlServer {
             match standing {
                 Some(Standing::Held(holder)) => return Ok(Taken::Busy(Some(holder))),
                 Some(Standing::Kept) => return Ok(Taken::Busy(None)),
+                Some(Standing::Elsewhere) => return Ok(Taken::Elsewhere(Way::Session)),
                 Some(Standing::Missing) => match self.insert(on, ask).await {
                     Err(error) if number(&error) == Some(DUPLICATE) => {}
                     other => {
@@ -109,6 +125,10 @@ impl LeaseTable for MysqlServer {
         Ok(Taken::Busy(None))
     }
 
+    async fn take_back(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Option<Way>> {
+        Ok(self.move_to(on, &self.name(key), Way::Lease, None).await?.err())
+    }
+
     async fn take_over(&self, on: &mut MySqlConnection, ask: &Ask, left: &Token) -> SqlResult<Taken> {
         let (key, token) = (Bytes(bytes(&ask.key)), ask.token.as_bytes());
         let (lease, holder) = (Number(micros(ask.lease)), Bytes(ask.holder.as_bytes()));
@@ -119,6 +139,7 @@ impl LeaseTable for MysqlServer {
         }
         Ok(match self.look(on, &ask.key, token).await? {
             Standing::Held(holder) => Taken::Busy(Some(holder)),
+            Standing::Elsewhere => Taken::Elsewhere(Way::Session),
             Standing::Missing | Standing::Free | Standing::Kept => Taken::Busy(None),
         })
     }
@@ -183,7 +204,7 @@ impl LeaseTable for MysqlServer {
     async fn read(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<Option<Holder>> {
         Ok(match self.look(on, key, &[0]).await? {
             Standing::Held(holder) => Some(*holder),
-            Standing::Missing | Standing::Free | Standing::Kept => None,
+            Standing::Missing | Standing::Free | Standing::Kept | Standing::Elsewhere => None,
         })
     }
 

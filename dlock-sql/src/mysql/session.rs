@@ -2,6 +2,7 @@
 
 mod row_locks;
 mod statements;
+mod ways;
 
 use std::future::ready;
 use std::sync::atomic::Ordering;
@@ -13,9 +14,9 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::answers::counted;
-use super::failure::{ENDS_IDLE, LOCKED, UNLOGGED, number};
+use super::failure::{ENDS_IDLE, IN_TRANSACTION, LOCKED, UNLOGGED, number};
 use super::server::MysqlServer;
-use super::statements::{DIGEST, NOW, place};
+use super::statements::{DIGEST, place};
 use super::values::literal;
 use crate::failure::misplaced;
 use crate::protocol::{SqlResult, Taken};
@@ -29,10 +30,10 @@ use crate::session::session_server::SessionServer;
 use crate::session::strategy::{ByName, Others, Strategy, settle_names};
 use crate::stored;
 use crate::text::hex;
+use crate::way::Way;
 pub use row_locks::MysqlRowLocks;
 use statements::{
-    Ending, SESSION, WRITES_ROWS, asking, counting, is_awaited, name_of, row_lock, taking, token, token_of,
-    turn,
+    Ending, SESSION, WRITES_ROWS, asking, counting, is_awaited, name_of, row_lock, taking, token, turn,
 };
 
 /// Locks that a session of a MariaDB or MySQL server keeps (`GET_LOCK`): see [`Sessions`].
@@ -127,25 +128,8 @@ fn holder(row: &MySqlRow) -> SqlResult<Holder> {
 }
 
 impl MysqlServer {
-    /// Counts the first grant of a key.
-    async fn count_first(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
-        let table = self.quoted();
-        let insert = format!(
-            "INSERT INTO {table} (`key`, token, fence, expires, holder)
-            SELECT {}, {}, LAST_INSERT_ID(GREATEST({NOW}, COALESCE(MAX(mark.fence), 0) + 1)), 0, {}
-            FROM {table} AS mark WHERE mark.`key` = X''",
-            literal(&wanted.name.fence),
-            token_of(wanted, &session.to_string()),
-            literal(wanted.holder.as_bytes())
-        );
-        let counted = sqlx::raw_sql(AssertSqlSafe(insert)).execute(on).await?;
-        Ok(Fence::new(counted.last_insert_id()))
-    }
-}
-
-impl MysqlServer {
-    /// Takes one lock, with its fence, in one statement: the server asks for the lock when it has found the row.
-    /// Nothing when that did not do; then nothing was taken.
+    /// Takes one lock, with its fence, in one message: the server asks for the lock when it has found the row. Nothing
+    /// when that did not do; then nothing was taken.
     ///
     /// Not where a log of statements is written: a replica that carried this one out again would ask for the lock, too.
     async fn take_name(
@@ -160,7 +144,7 @@ impl MysqlServer {
         let (table, name, ending) = (self.quoted(), name_of(&wanted.name), self.ending());
         let take = format!(
             "{} AND {WRITES_ROWS} AND CONNECTION_ID() = {session} AND GET_LOCK('{name}', 0) = 1",
-            counting(&table, wanted, &session.to_string(), ending)
+            counting(&table, wanted, &session.to_string(), ending, Way::Session)
         );
         let done = sqlx::raw_sql(AssertSqlSafe(take)).execute(&mut *on).await?;
         if let Some(fence) = ending.check(counted(&done))? {
@@ -175,10 +159,8 @@ impl MysqlServer {
         let answers: i64 = row.try_get(2)?;
         Ok(match row.try_get::<Option<i64>, _>(3)? {
             _ if answers != session => Some((answers, Taken::Busy(None))),
-            // It has asked for the lock before it found no row.
-            Some(owner) if owner == session => {
-                Some((session, Taken::Granted(Some(self.count(on, wanted, session).await?))))
-            }
+            // It has asked for the lock before it found no row, or one that is not of sessions.
+            Some(owner) if owner == session => Some((session, Taken::Uncounted)),
             Some(_) => Some((session, Taken::Busy(Some(Box::new(holder(&row)?))))),
             // There is no row, or somebody has just released the lock.
             None => None,
@@ -225,8 +207,8 @@ impl MysqlServer {
         let done: Vec<_> = done.try_filter_map(|part| ready(Ok(part.left()))).try_collect().await?;
         let counted: Vec<Option<Fence>> = done
             .iter()
-            .skip(1)
-            .step_by(2)
+            .skip(2)
+            .step_by(3)
             .map(|done| ending.check(counted(done)))
             .collect::<SqlResult<_>>()?;
         if counted.len() != wanted.len() {
@@ -242,10 +224,10 @@ impl MysqlServer {
         }
         let answers = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?;
         let mut taken = Vec::new();
-        for ((row, wanted), counted) in rows.iter().zip(wanted).zip(counted) {
+        for (row, counted) in rows.iter().zip(counted) {
             taken.push(match row.try_get::<Option<i64>, _>(3)? {
                 Some(1) if counted.is_some() => Taken::Granted(counted),
-                Some(1) => Taken::Granted(Some(self.count_first(on, wanted, session).await?)),
+                Some(1) => Taken::Uncounted,
                 Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
                 None if answers != session => Taken::Busy(None),
                 None => return Err(sqlx::Error::Protocol("GET_LOCK failed".into())),
@@ -376,12 +358,37 @@ impl SessionServer for MysqlServer {
         restored.map(|_| made)
     }
 
-    async fn count(&self, on: &mut MySqlConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
-        let count = counting(&self.quoted(), wanted, &session.to_string(), self.ending());
-        match counted(&sqlx::raw_sql(AssertSqlSafe(count)).execute(&mut *on).await?) {
-            Some(fence) => Ok(fence),
-            None => self.count_first(on, wanted, session).await,
+    async fn is_in_transaction(on: &mut MySqlConnection) -> SqlResult<bool> {
+        // In a transaction this is an error, and changes nothing. Elsewhere it says of the next one what is so anyway.
+        let ask = "SET TRANSACTION READ WRITE; SELECT CAST(@@SESSION.autocommit = 0 AS SIGNED)";
+        match sqlx::raw_sql(ask).fetch_one(on).await {
+            Err(error) if number(&error) == Some(IN_TRANSACTION) => Ok(true),
+            row => Ok(row?.try_get::<i64, _>(0)? == 1),
         }
+    }
+
+    async fn count(
+        &self,
+        on: &mut MySqlConnection,
+        wanted: &Wanted,
+        session: i64,
+        way: Way,
+    ) -> SqlResult<Result<Fence, Way>> {
+        let ending = self.ending();
+        let mut count = counting(&self.quoted(), wanted, &session.to_string(), ending, way);
+        if way == Way::Session {
+            count.push_str(&format!(" AND CONNECTION_ID() = {session}"));
+        } else {
+            let done = sqlx::raw_sql(AssertSqlSafe(count.clone())).execute(&mut *on).await?;
+            if let Some(fence) = ending.check(counted(&done))? {
+                return Ok(Ok(fence));
+            }
+        }
+        let counted = self.move_to(on, &wanted.name, way, Some(count)).await?;
+        counted.map_or_else(
+            |theirs| Ok(Err(theirs)),
+            |fence| ending.check(fence)?.map(Ok).ok_or(sqlx::Error::RowNotFound),
+        )
     }
 
     // What a reader writes is not committed: it ends with the transaction that has locked the row. The row is that of
@@ -419,6 +426,7 @@ impl Strategy for ByName<MysqlServer> {
     type Server = MysqlServer;
 
     const NAME: &'static str = "mysql-session";
+    const WAY: Way = Way::Session;
     const SHARED: bool = true;
     const TAKES_AT_ONCE: bool = true;
     // The server has no such names.

@@ -28,9 +28,10 @@ use crate::rows::shares::{Beside, Resized, ShareAsk, ShareTaken, free_in, kept};
 use crate::server::Server;
 use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::micros;
+use crate::way::{ELSEWHERE, HELD_ELSEWHERE};
 
 /// The rows of all who have a share at this moment, as `held`.
-fn shares(beside: &Beside) -> String {
+pub(super) fn shares(beside: &Beside) -> String {
     let (from, to) = (literal(&beside.preferred), literal(&beside.beyond));
     format!("held.`key` > {from} AND held.`key` < {to} AND held.expires > {NOW}")
 }
@@ -260,8 +261,12 @@ impl ShareTable for MysqlServer {
         let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
         let permits = u32::try_from(row.try_get::<i64, _>(2)?).unwrap_or_default();
         let (came_to, several): (i64, bool) = (row.try_get(0)?, row.try_get::<i64, _>(3)? == 1);
+        let line: Option<&[u8]> = row.try_get(8)?;
         Ok(match came_to {
             GRANTED | ADOPTED => ShareTaken::Granted(stored::fence(row.try_get(1)?)),
+            _ if line.is_some_and(|line| line.starts_with(HELD_ELSEWHERE.as_bytes())) => {
+                ShareTaken::Elsewhere
+            }
             CONFLICT if several => ShareTaken::Conflict(stored::several(permits)),
             CONFLICT => ShareTaken::Conflict(Mode::Exclusive),
             _ => {
@@ -417,11 +422,12 @@ impl ShareTable for MysqlServer {
                 CAST(COALESCE(held.expires, main.expires) - {NOW} AS SIGNED), COALESCE(held.holder, main.holder),
                 CAST(main.token <> {shared} OR held.fence IS NOT NULL AS SIGNED)
             FROM {table} AS main LEFT JOIN {table} AS held ON main.token = {shared} AND {shares}
-            WHERE main.`key` = {key} AND main.token IS NOT NULL AND main.token <> {turn} AND main.expires > {NOW} ORDER BY held.expires",
+            WHERE main.`key` = {key} AND main.token NOT IN ({turn}, {elsewhere}) AND main.expires > {NOW} ORDER BY held.expires",
             permits = permits("main"),
             shares = shares(&Beside::of(key)),
             key = literal(bytes(key)),
             turn = turn(),
+            elsewhere = literal(&ELSEWHERE),
         );
         let rows = sqlx::raw_sql(AssertSqlSafe(all)).fetch_all(on).await?;
         let (mut permits, mut holders) = (0, Vec::new());
@@ -442,11 +448,13 @@ impl ShareTable for MysqlServer {
         let key = literal(bytes(key));
         let look = format!(
             "SELECT COALESCE(IF(main.token = {shared} AND main.expires > {NOW}, {permits}, 0), 0),
-                COALESCE(main.token IS NOT NULL AND main.expires > {NOW} AND main.token <> {shared}, FALSE)
-                    OR beside.taken > 0
+                CASE WHEN main.token = {elsewhere} THEN 2
+                    ELSE COALESCE(main.token IS NOT NULL AND main.expires > {NOW} AND main.token <> {shared}, FALSE)
+                        OR beside.taken > 0 END
             INTO @dlock_permits, @dlock_is_lock
             FROM (SELECT 1) AS one LEFT JOIN {table} AS main ON main.`key` = {key}
             LEFT JOIN (SELECT COUNT(*) AS taken FROM {table} AS held WHERE {shares}) AS beside ON TRUE",
+            elsewhere = literal(&ELSEWHERE),
             permits = permits("main"),
             shares = shares(&beside),
         );
@@ -462,8 +470,11 @@ impl ShareTable for MysqlServer {
         let rows = self.in_one_message(on, &statements).await?;
         let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
         Ok(match u32::try_from(row.try_get::<i64, _>(0)?).unwrap_or_default() {
-            0 if row.try_get::<i64, _>(1)? == 1 => Resized::IsLock,
-            0 => Resized::Missing,
+            0 => match row.try_get(1)? {
+                2_i64 => Resized::Elsewhere,
+                1 => Resized::IsLock,
+                _ => Resized::Missing,
+            },
             before => Resized::Was(before),
         })
     }

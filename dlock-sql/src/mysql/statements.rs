@@ -15,6 +15,7 @@ use crate::session::name::Name;
 use crate::stored::{self, IN_LINE, SEVERAL, TURN};
 use crate::table::TableName;
 use crate::text::{hex, sql, statements};
+use crate::way::ELSEWHERE;
 
 /// The script that makes the table.
 pub(super) const SCHEMA: &str = include_str!("schema.sql");
@@ -114,7 +115,7 @@ pub(super) fn is_barred(row: &str) -> String {
 
 /// Whether somebody has a row.
 fn is_taken() -> String {
-    format!("{} AND token <> {}", is_held(), turn())
+    format!("{} AND token NOT IN ({}, {})", is_held(), turn(), literal(&ELSEWHERE))
 }
 
 impl MysqlStatements {

@@ -8,6 +8,7 @@ use sqlx::postgres::PgRow;
 
 use crate::protocol::{Released, SqlResult, Taken};
 use crate::stored::{self, TURN};
+use crate::way::{HELD_ELSEWHERE, Way};
 
 /// When to ask again for a row that is kept for those in line after its lease.
 const KEPT_BEYOND: Duration = Duration::from_millis(50);
@@ -24,6 +25,9 @@ pub(super) fn taken(row: &PgRow, from: usize) -> SqlResult<Taken> {
         // Nobody has what is kept for those in line.
         if row.try_get::<Option<&[u8]>, _>(from + 3)? == Some(TURN.as_slice()) {
             return Ok(Taken::Busy(None));
+        }
+        if row.try_get::<&str, _>(from + 2)?.starts_with(HELD_ELSEWHERE) {
+            return Ok(Taken::Elsewhere(Way::Session));
         }
         let mut holder = holder(row, from)?;
         // Its lease may have ended, and it is kept for those in line: they ask soon.

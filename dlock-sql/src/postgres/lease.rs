@@ -12,7 +12,9 @@ use super::values::Value;
 use crate::protocol::{Ask, Lease, Pruned, Released, RowIdentity, SqlResult, Taken};
 use crate::rows::LeaseTable;
 use crate::server::Server;
+use crate::session::session_server::SessionServer;
 use crate::text::{micros, unhex};
+use crate::way::Way;
 
 impl PostgresServer {
     /// What an attempt comes to, by this statement, whose last value is `last`.
@@ -37,6 +39,10 @@ impl LeaseTable for PostgresServer {
 
     async fn take(&self, on: &mut PgConnection, ask: &Ask, _: bool) -> SqlResult<Taken> {
         self.attempt(on, &self.statements.take, ask, Value::Number(i64::from(ask.fences))).await
+    }
+
+    async fn take_back(&self, on: &mut PgConnection, key: &Key) -> SqlResult<Option<Way>> {
+        Ok(self.move_to(on, &self.name(key), Way::Lease, None).await?.err())
     }
 
     async fn take_over(&self, on: &mut PgConnection, ask: &Ask, left: &Token) -> SqlResult<Taken> {

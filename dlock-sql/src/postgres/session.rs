@@ -3,6 +3,7 @@
 mod holders;
 mod row_locks;
 pub(super) mod statements;
+mod ways;
 
 use std::time::Duration;
 
@@ -24,9 +25,10 @@ use crate::session::session_server::SessionServer;
 use crate::session::strategy::{ByName, Others, Strategy, settle_names};
 use crate::stored;
 use crate::text::sql;
+use crate::way::Way;
 use holders::{granted, owners};
 pub use row_locks::PostgresRowLocks;
-use statements::{ADVISORY, counting, counting_reader, downgrading};
+use statements::{ADVISORY, counting_all, counting_reader, downgrading, first_of};
 
 /// Locks that a session of a PostgreSQL server keeps (`pg_try_advisory_lock`): see [`Sessions`].
 ///
@@ -55,6 +57,10 @@ const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_setting
     ('transaction_timeout', '0'), ('statement_timeout', '0'), ('lock_timeout', '100ms'), ('default_transaction_isolation', 'read committed'), \
     ('synchronous_commit', 'off')) AS ours (name, value) USING (name) \
     WHERE name <> 'client_connection_check_interval' OR setting <> '0'";
+
+/// The error of a transaction in which a statement has failed.
+const ABORTED: &str = "25P02";
+
 fn number(name: &Name) -> i64 {
     i64::from_be_bytes(part(name, 0))
 }
@@ -104,11 +110,12 @@ fn fence(row: &PgRow, column: usize) -> SqlResult<Option<Fence>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.and_then(stored::fence))
 }
 
-/// With the fence, or somebody has it.
-fn taken(row: &PgRow) -> SqlResult<Taken> {
-    Ok(match (row.try_get::<Option<&str>, _>(1)?, fence(row, 0)?) {
-        (None, Some(fence)) => Taken::Granted(Some(fence)),
-        _ => Taken::Busy(Some(Box::new(holder(row)?))),
+/// With the fence, or somebody has it; nothing where the session has it, and it was not counted.
+fn taken(row: &PgRow) -> SqlResult<Option<Taken>> {
+    Ok(match row.try_get::<Option<&str>, _>(1)? {
+        None if row.try_get::<Option<i64>, _>(0)?.is_none() => None,
+        None => Some(Taken::Granted(fence(row, 0)?)),
+        Some(_) => Some(Taken::Busy(Some(Box::new(holder(row)?)))),
     })
 }
 
@@ -152,11 +159,26 @@ impl PostgresServer {
             .bind(number(&wanted.name))
             .bind(&wanted.name.fence)
             .bind(&wanted.holder)
-            .fetch_all(on)
+            .fetch_all(&mut *on)
             .await?;
-        let row = row.first().ok_or(sqlx::Error::RowNotFound)?;
-        answers(row, 3, number(&wanted.name))?;
-        Ok((row.try_get(2)?, vec![taken(row)?]))
+        self.counted(std::slice::from_ref(wanted), &row)
+    }
+
+    /// What became of names that were asked for.
+    fn counted(&self, wanted: &[Wanted], rows: &[PgRow]) -> SqlResult<(i64, Vec<Taken>)> {
+        let Some(first) = rows.first().filter(|_| rows.len() == wanted.len()) else {
+            return Err(sqlx::Error::RowNotFound);
+        };
+        let (session, mut all) = (first.try_get(2)?, Vec::new());
+        for (row, wanted) in rows.iter().zip(wanted) {
+            answers(row, 3, number(&wanted.name))?;
+            all.push(match taken(row)? {
+                Some(taken) => taken,
+                None if !self.fences => Taken::Granted(None),
+                None => Taken::Uncounted,
+            });
+        }
+        Ok((session, all))
     }
 
     async fn take_many(&self, on: &mut PgConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
@@ -164,15 +186,8 @@ impl PostgresServer {
         let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
         let holders: Vec<&str> = wanted.iter().map(|wanted| &*wanted.holder).collect();
         let query = sqlx::query(self.statements.take_names.clone()).bind(numbers).bind(names).bind(holders);
-        let rows = query.fetch_all(on).await?;
-        if rows.len() != wanted.len() {
-            return Err(sqlx::Error::RowNotFound);
-        }
-        for (row, wanted) in rows.iter().zip(wanted) {
-            answers(row, 3, number(&wanted.name))?;
-        }
-        let taken = rows.iter().map(taken).collect::<SqlResult<_>>()?;
-        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
+        let rows = query.fetch_all(&mut *on).await?;
+        self.counted(wanted, &rows)
     }
 
     /// Reads them, where nobody waits.
@@ -189,19 +204,8 @@ impl PostgresServer {
         let [counting, only] = &self.statements.read_names;
         let query = sqlx::query(if self.fences { counting } else { only }.clone());
         let query = query.bind(numbers).bind(turns).bind(ofs).bind(ours).bind(beside);
-        let rows = query.bind(names).bind(own).bind(holders).fetch_all(on).await?;
-        if rows.len() != wanted.len() {
-            return Err(sqlx::Error::RowNotFound);
-        }
-        let mut taken = Vec::new();
-        for (row, wanted) in rows.iter().zip(wanted) {
-            answers(row, 3, number(&wanted.name))?;
-            taken.push(match row.try_get::<Option<&str>, _>(1)? {
-                None => Taken::Granted(fence(row, 0)?),
-                Some(_) => Taken::Busy(Some(Box::new(holder(row)?))),
-            });
-        }
-        Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(2)?, taken))
+        let rows = query.bind(names).bind(own).bind(holders).fetch_all(&mut *on).await?;
+        self.counted(wanted, &rows)
     }
 
     /// Takes them, and counts nothing.
@@ -400,31 +404,53 @@ impl SessionServer for PostgresServer {
 
     async fn make_row(&self, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
         // Never pruned, since that could take it from under a lock.
+        let table = self.quoted();
+        let counts = "(SELECT $2::bytea AS name WHERE $3) AS ours";
         let statement = format!(
-            r#"INSERT INTO {} (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING"#,
-            self.quoted()
+            "WITH {} INSERT INTO {table} (key, fence, expires, holder) VALUES ($1, 0, 'infinity', '') ON CONFLICT DO NOTHING",
+            first_of(&table, counts, Way::Row, "NULL::bytea", "''")
         );
-        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).execute(on).await?;
-        Ok(made.rows_affected() == 1)
+        let made = sqlx::query(AssertSqlSafe(statement)).bind(&name.row).bind(&name.fence).bind(self.fences);
+        Ok(made.execute(on).await?.rows_affected() == 1)
     }
 
-    async fn count(&self, on: &mut PgConnection, wanted: &Wanted, session: i64) -> SqlResult<Fence> {
-        let ours =
-            "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose, $4::bytea AS own) AS ours";
-        let count = match &wanted.name.reader {
-            None => counting(&self.quoted(), ours),
-            Some(_) => {
-                format!("WITH {} SELECT fence FROM counted", counting_reader(&self.quoted(), ours))
-            }
+    async fn is_in_transaction(on: &mut PgConnection) -> SqlResult<bool> {
+        // One statement, not prepared: by itself it begins with its transaction.
+        match sqlx::raw_sql("SELECT now() <> statement_timestamp()").fetch_one(on).await {
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(ABORTED) => Ok(true),
+            row => row?.try_get(0),
+        }
+    }
+
+    async fn count(
+        &self,
+        on: &mut PgConnection,
+        wanted: &Wanted,
+        session: i64,
+        way: Way,
+    ) -> SqlResult<Result<Fence, Way>> {
+        let (table, reader) = (self.quoted(), wanted.name.reader.as_ref());
+        let only = if way == Way::Session { "WHERE pg_backend_pid() = $2" } else { "" };
+        let ours = format!(
+            "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose, $4::bytea AS own {only}) AS ours"
+        );
+        let count = match reader {
+            None => counting_all(&table, &ours, way, false),
+            Some(_) => counting_reader(&table, &ours, way),
         };
-        let row = sqlx::query(AssertSqlSafe(count))
-            .bind(&wanted.name.fence)
-            .bind(session)
-            .bind(&wanted.holder)
-            .bind(wanted.name.reader.as_ref().map(|reader| &reader.row))
-            .fetch_all(on)
-            .await?;
-        fence(row.first().ok_or(sqlx::Error::RowNotFound)?, 0)?.ok_or(sqlx::Error::RowNotFound)
+        let count = format!("WITH {count} SELECT fence, NULL::bigint FROM counted");
+        let own = Value::Bytes(reader.map_or(&[], |reader| &reader.row));
+        let Wanted { name, holder, .. } = wanted;
+        let values = [Value::Bytes(&name.fence), Value::Number(session), Value::Text(holder), own];
+        let moving = values::written_into(&count, &values);
+        if way == Way::Row {
+            let query = values.iter().fold(sqlx::query(sql(count)), |query, value| value.bind(query));
+            if let Some(row) = query.fetch_all(&mut *on).await?.first() {
+                return fence(row, 0)?.map(Ok).ok_or(sqlx::Error::RowNotFound);
+            }
+        }
+        let counted = self.move_to(on, name, way, Some(moving)).await?;
+        counted.map_or_else(|theirs| Ok(Err(theirs)), |fence| fence.map(Ok).ok_or(sqlx::Error::RowNotFound))
     }
 }
 
@@ -432,6 +458,7 @@ impl Strategy for ByName<PostgresServer> {
     type Server = PostgresServer;
 
     const NAME: &'static str = "postgres-session";
+    const WAY: Way = Way::Session;
     const SHARED: bool = true;
     const TAKES_AT_ONCE: bool = true;
     const READS: bool = true;

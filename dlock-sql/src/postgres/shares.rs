@@ -26,6 +26,7 @@ use crate::rows::shares::{Beside, Resized, ShareAsk, ShareTaken, free_in, kept};
 use crate::server::Server;
 use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::{hex, micros};
+use crate::way::{ELSEWHERE, HELD_ELSEWHERE};
 
 /// In another one what is read would be of an earlier moment.
 const ISOLATED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED";
@@ -227,8 +228,10 @@ impl ShareTable for PostgresServer {
         let row = self.in_one_message(on, &statements).await?.ok_or(sqlx::Error::RowNotFound)?;
         let permits = u32::try_from(row.try_get::<i64, _>(2)?).unwrap_or_default();
         let (verdict, several): (&str, bool) = (row.try_get(0)?, row.try_get(3)?);
+        let line: Option<&str> = row.try_get(8)?;
         Ok(match verdict {
             "granted" | "adopted" => ShareTaken::Granted(stored::fence(row.try_get(1)?)),
+            _ if line.is_some_and(|line| line.starts_with(HELD_ELSEWHERE)) => ShareTaken::Elsewhere,
             "conflict" if several => ShareTaken::Conflict(stored::several(permits)),
             "conflict" => ShareTaken::Conflict(Mode::Exclusive),
             _ => {
@@ -386,8 +389,9 @@ impl ShareTable for PostgresServer {
             r"WITH {asked}, {standing}
             SELECT several, permits, coalesce(shares.fence, main.fence), {left}, coalesce(shares.holder, main.holder),
                 NOT several OR shares.fence IS NOT NULL
-            FROM asked, main LEFT JOIN shares ON true WHERE is_held ORDER BY shares.expires",
+            FROM asked, main LEFT JOIN shares ON true WHERE is_held AND main.token <> {elsewhere} ORDER BY shares.expires",
             standing = standing(&self.quoted()),
+            elsewhere = Bytes(&ELSEWHERE).literal(),
             left = us("least(coalesce(shares.expires, main.expires), now + interval '1 year') - now"),
         );
         let rows = sqlx::raw_sql(AssertSqlSafe(all)).fetch_all(on).await?;
@@ -417,9 +421,11 @@ impl ShareTable for PostgresServer {
                 FROM asked, main WHERE held.key = asked.main AND several AND permits > 0
             )
             SELECT CASE WHEN several THEN permits ELSE 0 END, is_held AND NOT several OR EXISTS (SELECT FROM shares),
-                CASE WHEN several AND permits > 0 AND awaited THEN pg_notify({channel}, '') END
+                CASE WHEN several AND permits > 0 AND awaited THEN pg_notify({channel}, '') END,
+                main.token IS NOT DISTINCT FROM {elsewhere}
             FROM main",
             standing = standing(&table),
+            elsewhere = Bytes(&ELSEWHERE).literal(),
             channel = Text(&channel).literal(),
         );
         let Some(row) = self.in_one_message(on, &[self.lock(key), resize]).await? else {
@@ -427,6 +433,7 @@ impl ShareTable for PostgresServer {
         };
         let before = u32::try_from(row.try_get::<i64, _>(0)?).unwrap_or_default();
         Ok(match before {
+            0 if row.try_get(3)? => Resized::Elsewhere,
             0 if row.try_get(1)? => Resized::IsLock,
             0 => Resized::Missing,
             before => Resized::Was(before),

@@ -12,9 +12,11 @@ use crate::protocol::AT_ONCE;
 use crate::releases::TURNS;
 use crate::rows::line::KEPT_FOR_LINE;
 use crate::session::name::Name;
+use crate::session::protocol::SESSION_IDLE_TIMEOUT;
 use crate::stored::{IN_LINE, SEVERAL, SHARED, TURN};
 use crate::table::TableName;
 use crate::text::{hex, micros, sql, statements};
+use crate::way::ELSEWHERE;
 
 /// The script that makes the table.
 pub(super) const SCHEMA: &str = include_str!("schema.sql");
@@ -130,7 +132,8 @@ impl PostgresStatements {
                 "CASE WHEN awaited THEN pg_notify(CASE WHEN {nobody} THEN {channel} ELSE {first} END, '') END"
             )
         };
-        let is_held = format!("{IS_HELD} AND token <> {turn}");
+        let elsewhere = Value::Bytes(&ELSEWHERE).literal();
+        let is_held = format!("{IS_HELD} AND token NOT IN ({turn}, {elsewhere})");
         let (is_barred, held_is_barred) = (is_barred("", barred_now), is_barred("held.", barred_now));
         let force = |only: &str| {
             sql(format!(
@@ -268,7 +271,9 @@ impl PostgresStatements {
             force: force(""),
             force_of: force("AND token = $3::bytea AND fence = $4::bigint"),
             // The highest fence that was deleted is kept in the mark, where the next row of any key starts. The row
-            // with the fence of a session or a locked row says who has it: it stays for as long as somebody does.
+            // with the fence of a session or a locked row says who has it: it stays for as long as somebody does. With
+            // it goes what says that the key is no lease's. A grant that is newer than what was seen of the locks has a
+            // fence of this moment.
             prune: sql(format!(
                 r#"WITH names AS MATERIALIZED (SELECT number, int8send(session) AS token FROM ({ADVISORY}) AS locked),
                 transactions AS MATERIALIZED (
@@ -283,20 +288,25 @@ impl PostgresStatements {
                             THEN NOT EXISTS (SELECT FROM {table} AS counted
                                 WHERE counted.key = decode('ff', 'hex') || substring(row.key FROM 2)
                                     AND counted.fence > {NOW} - $1)
-                        ELSE {number} NOT IN (SELECT number FROM names) AND {mark} NOT IN (SELECT number FROM names)
+                        ELSE fence <= {NOW} - {overlooked} AND {number} NOT IN (SELECT number FROM names) AND {mark} NOT IN (SELECT number FROM names)
                             AND NOT EXISTS (SELECT FROM {table} AS locked JOIN transactions ON transactionid = locked.xmax
                                 WHERE locked.key = decode('fe', 'hex') || substring(row.key FROM 2)) END
                     ORDER BY key LIMIT {AT_ONCE} FOR UPDATE SKIP LOCKED
+                ), elsewhere AS MATERIALIZED (
+                    SELECT row.key FROM {table} AS row JOIN old ON row.key = substring(old.key FROM 2)
+                    WHERE old.key >= decode('ff', 'hex') AND row.token = {elsewhere} FOR UPDATE OF row SKIP LOCKED
                 ), mark AS (
                     UPDATE {table} AS mark SET fence = greatest(mark.fence, highest.fence)
                     FROM (SELECT max(fence) AS fence FROM {table} JOIN old USING (key)) AS highest
                     WHERE mark.key = '' AND highest.fence IS NOT NULL
                     RETURNING 1
                 ), gone AS (
-                    DELETE FROM {table} AS row USING old WHERE row.key = old.key AND EXISTS (SELECT FROM mark)
+                    DELETE FROM {table} AS row USING (SELECT key FROM old UNION ALL SELECT key FROM elsewhere) AS unused
+                    WHERE row.key = unused.key AND EXISTS (SELECT FROM mark)
                     RETURNING 1
                 )
                 SELECT (SELECT count(*) FROM gone), (SELECT encode(key, 'hex') FROM old ORDER BY key DESC LIMIT 1)"#,
+                overlooked = micros(SESSION_IDLE_TIMEOUT),
                 number = number_of(&place, 1),
                 mark = number_of(&place, 25),
             )),

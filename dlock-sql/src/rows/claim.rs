@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
-use dlock_core::backend::{Attempt, Claim, ClaimRequest, Mode, Renewed, RequestClock, Signal, Withdrawal};
+use dlock_core::backend::{
+    Attempt, Busy, Claim, ClaimRequest, Mode, Renewed, RequestClock, Signal, Withdrawal,
+};
 use dlock_core::{Clock, ErrorKind, Failure, Fence};
 use tokio::time::Instant;
 
@@ -16,13 +18,18 @@ use self::attempts::Attempts;
 use super::Rows;
 use super::lease_table::LeaseTable;
 use super::line::Place;
-use super::steps::{AwaitRelease, Downgrade, Leave, Take, TakeOver};
+use super::steps::{AwaitRelease, Downgrade, Leave, Take, TakeBack, TakeOver};
 use super::together::release_together;
+use crate::failure::unchanged;
 use crate::gateway::{Holding, Kind, ask_together};
 use crate::limits::Limits;
 use crate::protocol::{Ask, Released, Taken};
 use crate::questions::Turn;
 use crate::stored;
+use crate::way::Way;
+
+/// How often a claim takes a key back that others of its ways take at the same time.
+const TRIES: u32 = 3;
 
 /// A claim on a lease row of a database server.
 pub struct RowClaim<S: LeaseTable> {
@@ -43,6 +50,8 @@ pub struct RowClaim<S: LeaseTable> {
     downgrades: bool,
     /// It keeps newcomers out.
     keeps_out: bool,
+    /// The last attempt found a key of sessions or locked rows.
+    elsewhere: bool,
     /// Its place among those who wait in order.
     place: Place,
     listener: Option<Listener>,
@@ -57,6 +66,7 @@ impl<S: LeaseTable> RowClaim<S> {
             rows,
             shared: request.mode != Mode::Exclusive,
             keeps_out: false,
+            elsewhere: false,
             downgrades: false,
             place: Place::default(),
             request,
@@ -107,14 +117,9 @@ impl<S: LeaseTable> RowClaim<S> {
         (self.held, self.keeps_out, self.place) = (None, false, Place::default());
         Ok(if self.in_flight.withdrawn() { withdrawn } else { withdrawn.unsettled() })
     }
-}
 
-impl<S: LeaseTable> Claim for RowClaim<S> {
-    fn reserve(&mut self, fences: u32) {
-        self.reserves = fences.max(1);
-    }
-
-    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+    /// Makes one attempt, and notes when the key turns out to be of sessions or locked rows.
+    async fn attempt_once(&mut self) -> Result<Attempt, Failure> {
         self.in_flight.look();
         // Nothing was sent when there is no time left for it.
         self.rows.ready(self.request.request_timeout * 3 / 4).await?;
@@ -189,7 +194,8 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
                 answer
             }
         };
-        if let (Some(asking), Ok(taken)) = (asking, &answer) {
+        // What is refused for good each finds out by itself.
+        if let (Some(asking), Ok(taken @ (Taken::Granted(_) | Taken::Busy(_)))) = (asking, &answer) {
             asking.found_taken(ask.seen_by_others(taken));
         }
         match answer? {
@@ -220,7 +226,29 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
                 let ends = shown.and_then(|holder| holder.expires_in);
                 Ok(Attempt::Busy(stored::busy(holder, ends)))
             }
+            Taken::Elsewhere(_) | Taken::Uncounted => Ok(self.is_elsewhere()),
         }
+    }
+}
+
+impl<S: LeaseTable> Claim for RowClaim<S> {
+    fn reserve(&mut self, fences: u32) {
+        self.reserves = fences.max(1);
+    }
+
+    async fn attempt(&mut self) -> Result<Attempt, Failure> {
+        for _ in 0..TRIES {
+            let attempt = self.attempt_once().await?;
+            if !std::mem::take(&mut self.elsewhere) {
+                return Ok(attempt);
+            }
+            let (step, limit) = (TakeBack(self.request.key.clone()), self.request.request_timeout);
+            let held = self.rows.connections.within(Kind::Ordinary, step, limit).await;
+            if let Some(theirs) = held.map_err(unchanged)? {
+                return Err(Way::Lease.conflict(theirs));
+            }
+        }
+        Ok(Attempt::Busy(Busy::default()))
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {

@@ -11,6 +11,7 @@ use super::shares::{Resized, ShareAsk, ShareTaken};
 use crate::driver::Conn;
 use crate::protocol::{Ask, Lease, Pruned, Released, RowIdentity, SqlResult, Taken};
 use crate::server::Server;
+use crate::way::Way;
 
 /// The lease rows of keys that one holder has at a time.
 #[doc(hidden)]
@@ -30,6 +31,13 @@ pub trait LeaseTable: ShareTable {
         ask: &Ask,
         contended: bool,
     ) -> impl Future<Output = SqlResult<Taken>> + Send;
+    /// Has a key of sessions or locked rows locked by leases from now on, unless it is held: in which way. The fence of
+    /// its row is then no lower than any before.
+    fn take_back(
+        &self,
+        on: &mut Conn<Self>,
+        key: &Key,
+    ) -> impl Future<Output = SqlResult<Option<Way>>> + Send;
     /// Takes over what stands under the token that was left behind, and adopts what is ours, while its time has not
     /// ended; those who wait stay noted. Changes nothing else.
     fn take_over(

@@ -113,6 +113,8 @@ pub enum ShareTaken {
     },
     /// The key is used in this way.
     Conflict(Mode),
+    /// Its row says that it is no key of leases.
+    Elsewhere,
 }
 
 /// How long a claim that is refused waits at the least before it asks again, where the server says of no lease when it
@@ -136,4 +138,6 @@ pub enum Resized {
     Was(u32),
     /// The key is used as a lock.
     IsLock,
+    /// Its row says that it is no key of leases.
+    Elsewhere,
 }

@@ -12,8 +12,10 @@ use super::shares::{Resized, ShareAsk, ShareTaken};
 use crate::driver::Conn;
 use crate::gateway::steps::{Step, steps};
 use crate::protocol::{Ask, Lease, Pruned, Released, RowIdentity, SqlResult, Taken};
+use crate::way::Way;
 
 steps! { LeaseTable:
+    TakeBack(key: Key) -> Option<Way> = take_back(key), false, false;
     Take(ask: Ask, contended: bool) -> Taken = take(ask, *contended), true, false;
     TakeOver(ask: Ask, left: Token) -> Taken = take_over(ask, left), false, false;
     Release(key: Key, token: Token) -> Option<Released> = release(key, token), false, false;

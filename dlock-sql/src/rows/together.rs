@@ -22,6 +22,7 @@ impl Ask {
                 Some(Box::new(stored::holder(&self.holder, fence, self.lease)))
             }
             Taken::Busy(holder) => holder.clone(),
+            Taken::Elsewhere(_) | Taken::Uncounted => None,
         }
     }
 }
@@ -47,6 +48,7 @@ impl<S: LeaseTable> Joint<S> for Ask {
     fn after(&self, first: &Self, reply: &Taken) -> Option<Taken> {
         Some(match reply {
             Taken::Granted(fence) if self.token == first.token => Taken::Granted(*fence),
+            Taken::Elsewhere(way) => Taken::Elsewhere(*way),
             taken => Taken::Busy(first.seen_by_others(taken)),
         })
     }

@@ -200,8 +200,8 @@ impl<M: Strategy> ConnectionActor<M> {
         Wanted { name, holder, limit, has_turn: *has_turn }
     }
 
-    /// Takes what can be taken in one round trip: all to be read, or none of it. What is left has to be taken by
-    /// itself.
+    /// Takes what can be taken in one round trip: all to be read, or none of it. What has to be counted by itself
+    /// follows one by one: each answer is a sign of life for what is held. What is left has to be taken by itself.
     async fn take_together(&mut self, takes: Vec<Take>, busy: &mut Busy) -> Vec<Take> {
         if takes.len() < 2 || self.open().await.is_err() {
             return takes;
@@ -236,10 +236,23 @@ impl<M: Strategy> ConnectionActor<M> {
             some.append(&mut rest);
             return some;
         };
-        for (((take, id), wanted), taken) in some.into_iter().zip(ids).zip(wanted).zip(answers) {
+        let mut all: Vec<_> = some.into_iter().zip(ids).zip(wanted).zip(answers).collect();
+        all.sort_by_key(|(_, taken)| matches!(taken, Taken::Uncounted));
+        for (((take, id), wanted), mut taken) in all {
+            let holder = wanted.holder.clone();
+            if matches!(taken, Taken::Uncounted) {
+                let Ok(Outcome::Taken(mut counted)) = self.perform(&Statement::Count(vec![wanted])).await
+                else {
+                    // The session has it no more.
+                    rest.push(take);
+                    continue;
+                };
+                taken = counted.pop().unwrap_or(taken);
+            }
             match &taken {
-                Taken::Granted(fence) => self.hold(id, &take, wanted.holder, *fence, sent),
+                Taken::Granted(fence) => self.hold(id, &take, holder, *fence, sent),
                 Taken::Busy(holder) => drop(busy.insert((id, take.reads()), holder.clone())),
+                Taken::Elsewhere(_) | Taken::Uncounted => {}
             }
             drop(take.answer.send(Ok(taken)));
         }
@@ -376,7 +389,7 @@ impl<M: Strategy> ConnectionActor<M> {
             return (self.shortest / 3).clamp(RESPONSE_TIMEOUT.0, RESPONSE_TIMEOUT.1);
         }
         match statement {
-            Statement::Take(wanted) => {
+            Statement::Take(wanted) | Statement::Count(wanted) => {
                 let limit = wanted.iter().map(|wanted| wanted.limit).max().unwrap_or_default();
                 limit.clamp(RESPONSE_TIMEOUT.0, RESPONSE_TIMEOUT.1)
             }

@@ -19,6 +19,11 @@ use crate::failure::unchanged;
 use crate::limits::QUESTION;
 use crate::protocol::Taken;
 use crate::tx::Patience;
+use crate::way::Way;
+
+const IN_TRANSACTION: &str = "the connection is in a transaction, or its `autocommit` is off, and what becomes of the \
+                              lock would depend on that; commit first, or lock in the transaction by \
+                              `TransactionLocks`";
 
 /// A lock that a connection of the caller's own keeps. The connection can be used through it.
 ///
@@ -46,7 +51,9 @@ where
     /// `wait_timeout`) end it with its session. The connection must be one to the database of these sessions, and no
     /// proxy may share it. Under [`Patience::AtMost`] and [`Patience::OfServer`], which here has no end, a lock that is
     /// held is asked for every 5 to 150 ms, and a process that takes the lock again and again does not leave it to this
-    /// caller. One connection takes a key once: a key that it has already may be granted to it again.
+    /// caller. One connection takes a key once: a key that it has already may be granted to it again. A connection with
+    /// an open transaction is refused, and the transaction stays as it was: begin it when the lock is held, and release
+    /// the lock after it has ended.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -64,8 +71,10 @@ where
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Busy`] and [`ErrorKind::TimedOut`] as the [`Patience`] says; [`ErrorKind::InvalidKey`]; otherwise
-    /// as [`connect`](Self::connect). After [`ErrorKind::Unknown`] close the connection: it may have the lock.
+    /// [`ErrorKind::Busy`] and [`ErrorKind::TimedOut`] as the [`Patience`] says; [`ErrorKind::InvalidKey`];
+    /// [`ErrorKind::Conflict`] where the key is held in another way; [`ErrorKind::InvalidConfig`] in a transaction, or
+    /// where `autocommit` is off; otherwise as [`connect`](Self::connect). After [`ErrorKind::Unknown`] close the
+    /// connection: it may have the lock.
     ///
     /// # Cancel safety
     ///
@@ -87,23 +96,24 @@ where
             Patience::AtMost(limit) => Instant::now().checked_add(limit),
             Patience::No | Patience::OfServer => None,
         };
-        let asked = alive(&**server, connection).await;
-        let session = asked.map_err(|error| fail(unchanged(server.fault(error).failure)))?;
+        let unchanged = |error| fail(unchanged(server.fault(error).failure));
+        if S::is_in_transaction(connection).await.map_err(unchanged)? {
+            return Err(fail(Failure::invalid_config(IN_TRANSACTION)));
+        }
+        let session = alive(&**server, connection).await.map_err(unchanged)?;
         let mut backoff = Backoff::new(POLLING.0, POLLING.1);
         loop {
             let taken =
                 ByName::<S>::take(&self.others, connection, Opened { id: session, is_new: false }, &wanted)
                     .await;
             let (session, taken) = taken.map_err(|error| fail(failure_of(&**server, error)))?;
-            if let Some(Taken::Granted(fence)) = taken.into_iter().next() {
-                return Ok(ConnectionLock {
-                    server: Arc::clone(server),
-                    connection,
-                    name,
-                    key,
-                    fence,
-                    session,
-                });
+            match taken.into_iter().next() {
+                Some(Taken::Granted(fence)) => {
+                    let server = Arc::clone(server);
+                    return Ok(ConnectionLock { server, connection, name, key, fence, session });
+                }
+                Some(Taken::Elsewhere(theirs)) => return Err(fail(Way::Session.conflict(theirs))),
+                _ => {}
             }
             if patience == Patience::No {
                 return Err(fail(Failure::new(ErrorKind::Busy, "somebody else has it")));

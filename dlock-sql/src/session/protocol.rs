@@ -14,7 +14,7 @@ pub(super) const POLLING: (Duration, Duration) = (Duration::from_millis(5), Dura
 pub(crate) const TURN: Duration = Duration::from_secs(30);
 /// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer
 /// than this after the last sign of life.
-pub(super) const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A lock that is wanted.
 #[derive(Clone, Debug)]

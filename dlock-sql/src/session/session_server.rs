@@ -9,6 +9,7 @@ use super::protocol::{Found, TakeError, Wanted};
 use crate::driver::Conn;
 use crate::protocol::SqlResult;
 use crate::server::Server;
+use crate::way::Way;
 
 /// The sessions of a server, as far as all of them keep locks alike.
 #[doc(hidden)]
@@ -61,13 +62,18 @@ pub trait SessionServer: Server {
     ) -> impl Future<Output = SqlResult<(i64, Found)>> + Send;
     /// Makes the row that is to be locked; whether it was missing.
     fn make_row(&self, on: &mut Conn<Self>, name: &Name) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Counts a grant to a session, which has the lock.
+    /// Whether a transaction is open on a connection of a caller, or what is written on it is not committed at once.
+    /// Leaves the transaction as it was.
+    fn is_in_transaction(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<bool>> + Send;
+    /// Counts a grant to a session, which has the lock in this way; or the other way in which the key is held. What the
+    /// name of a session was taken with has not counted it: the key is moved, and only the session itself can do that.
     fn count(
         &self,
         on: &mut Conn<Self>,
         wanted: &Wanted,
         session: i64,
-    ) -> impl Future<Output = SqlResult<Fence>> + Send;
+        way: Way,
+    ) -> impl Future<Output = SqlResult<Result<Fence, Way>>> + Send;
     /// Confirms, after its grant was counted, that the transaction has the row still: the session. Also writes down who
     /// reads, where [`count`](Self::count) does not.
     fn confirm(

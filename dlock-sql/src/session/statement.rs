@@ -4,7 +4,7 @@ use dlock_core::Fence;
 
 use super::name::Name;
 use super::protocol::{Freed, Opened, TakeError, Wanted};
-use super::strategy::{Others, Strategy, alive};
+use super::strategy::{Others, Strategy, alive, settle_names};
 use crate::driver::{Conn, Driver};
 use crate::protocol::Taken;
 
@@ -19,6 +19,8 @@ pub(super) struct Session<S: Driver> {
 pub(super) enum Statement {
     Ping,
     Take(Vec<Wanted>),
+    /// Counts a grant of one that the session has.
+    Count(Vec<Wanted>),
     Downgrade(Wanted, Option<Fence>),
     Release(Vec<Name>),
 }
@@ -53,6 +55,11 @@ impl Statement {
                     }
                     taken => taken?,
                 };
+                Ok((session, Outcome::Taken(taken)))
+            }
+            Self::Count(wanted) => {
+                let uncounted = Ok((*id, vec![Taken::Uncounted]));
+                let (session, taken) = settle_names::<M>(others.server(), on, wanted, uncounted).await?;
                 Ok((session, Outcome::Taken(taken)))
             }
             Self::Downgrade(wanted, fence) => {

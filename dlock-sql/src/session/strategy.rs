@@ -15,6 +15,7 @@ use crate::failure::{READ_ONLY, unchanged};
 use crate::gateway::Connections;
 use crate::protocol::{SqlResult, Taken};
 use crate::server::Server;
+use crate::way::Way;
 
 /// The connections that keep no locks: for questions, and for what must stay when the one that keeps a lock breaks.
 pub(crate) type Others<S> = Arc<Connections<S>>;
@@ -25,6 +26,8 @@ pub trait Strategy: Send + Sync + Sized + 'static {
     type Server: SessionServer;
     /// The backend's name.
     const NAME: &'static str;
+    /// The way in which it keeps them.
+    const WAY: Way;
     /// Whether one connection keeps many.
     const SHARED: bool;
     /// Whether the server answers all at once when a lock is taken. Several answers come to dlock's own thread sooner.
@@ -129,8 +132,9 @@ where
         Found::Missing => return Ok((session, vec![Taken::Busy(None)])),
     }
     let counted = match others.ask(Count(wanted.clone(), session), limit).await {
+        Ok(Err(theirs)) => Err(TakeError::Elsewhere(Way::Row.conflict(theirs))),
         // The session may have ended before its grant was counted: the fence of whoever has the row since is lower.
-        Ok(fence) => server.confirm(on, wanted, session, fence).await.map(|session| (session, fence)),
+        Ok(Ok(fence)) => server.confirm(on, wanted, session, fence).await.map(|session| (session, fence)),
         Err(failure) => Err(TakeError::Elsewhere(unchanged(failure))),
     };
     match counted {
@@ -144,16 +148,34 @@ where
     }
 }
 
-/// What became of names that were asked for. After an error of the server it may have given some, and failed with a
+/// What became of names that were asked for. A grant of one alone that was not counted is counted. The name of a key
+/// that is held in another way is released. After an error of the server it may have given some, and failed with a
 /// fence: these are released.
 pub(crate) async fn settle_names<M: Strategy>(
     server: &M::Server,
     on: &mut Conn<M::Server>,
     wanted: &[Wanted],
-    asked: SqlResult<(i64, Vec<Taken>)>,
+    mut asked: SqlResult<(i64, Vec<Taken>)>,
 ) -> TakeResult {
+    if let (Ok((session, taken)), [one]) = (&mut asked, wanted)
+        && let [taken @ Taken::Uncounted] = &mut taken[..]
+    {
+        match server.count(on, one, *session, M::WAY).await {
+            Ok(counted) => {
+                *taken = counted.map_or_else(Taken::Elsewhere, |fence| Taken::Granted(Some(fence)));
+            }
+            Err(error) => asked = Err(error),
+        }
+    }
     match asked {
-        Ok(asked) => Ok(asked),
+        Ok((session, taken)) => {
+            let refused = wanted.iter().zip(&taken).filter(|(_, taken)| matches!(taken, Taken::Elsewhere(_)));
+            let refused: Vec<_> = refused.map(|(wanted, _)| wanted.name.clone()).collect();
+            if !refused.is_empty() {
+                M::release(server, on, &refused).await.map_err(TakeError::Unknown)?;
+            }
+            Ok((session, taken))
+        }
         Err(error @ sqlx::Error::Database(_)) => {
             let names: Vec<_> = wanted.iter().map(|wanted| wanted.name.clone()).collect();
             match M::release(server, on, &names).await {

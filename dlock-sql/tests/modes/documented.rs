@@ -149,7 +149,7 @@ async fn what_sql_md_says_to_administrators_of_mariadb_is_sql() {
     db.run("CREATE DATABASE shop; CREATE USER 'app'@'%'").await;
     let url = db.server.url().replace("/locks", "/shop");
     MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
-    db.run(&meant_for("MariaDB").join("\n")).await;
+    db.run(&format!("USE shop; {}", meant_for("MariaDB").join("\n"))).await;
 }
 
 /// A client that is not dlock, by the functions that dlock has for it: what they answer, as a number.

@@ -178,8 +178,8 @@ async fn who_may_not_end_the_session_of_another_is_denied_and_told_what_is_missi
         (MysqlSessions::connect(&on_mysql).await.unwrap(), MysqlRowLocks::connect(&on_mysql).await.unwrap());
     let holders = [sessions(&postgres).await, Locks::new(by_name), Locks::new(by_row)];
     let mut guards = Vec::new();
-    for locks in &holders {
-        guards.push(locks.lock("a").acquire().await.unwrap());
+    for (key, locks) in ["a", "a", "b"].into_iter().zip(&holders) {
+        guards.push((key, locks.lock(key).acquire().await.unwrap()));
     }
     postgres.query("CREATE USER other PASSWORD 'other'; GRANT SELECT, INSERT, UPDATE ON dlock TO other");
     mysql.query("CREATE USER other IDENTIFIED BY 'other'");
@@ -190,8 +190,8 @@ async fn who_may_not_end_the_session_of_another_is_denied_and_told_what_is_missi
         (Locks::new(MysqlSessions::connect(&on_mysql).await.unwrap()), "CONNECTION ADMIN"),
         (Locks::new(MysqlRowLocks::connect(&on_mysql).await.unwrap()), "PROCESS"),
     ];
-    for ((locks, right), guard) in others.into_iter().zip(guards) {
-        let error = locks.force_release("a").await.unwrap_err();
+    for ((locks, right), (key, guard)) in others.into_iter().zip(guards) {
+        let error = locks.force_release(key).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         assert!(error.to_string().contains(right), "{error}");
         guard.check().unwrap();
@@ -322,7 +322,7 @@ async fn locks_of_connections_without_fences_exclude_each_other_and_write_nothin
 
 /// A connection of the caller's own, beside sessions of the same server.
 macro_rules! on_own_connections {
-    ($name:ident, $sessions:ident, $server:ident, $connection:ty, $migrate:literal) => {
+    ($name:ident, $sessions:ident, $server:ident, $connection:ty, $migrate:literal, $unfit:literal, $mend:literal) => {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $name() {
             let server = $server::start().unwrap();
@@ -332,6 +332,22 @@ macro_rules! on_own_connections {
             let locks = Locks::builder(theirs).with_wait(Wait::No).build().unwrap();
             let mut one = <$connection>::connect(&server.url()).await.unwrap();
             let mut two = <$connection>::connect(&server.url()).await.unwrap();
+            server.query("CREATE TABLE work (n integer)");
+            let mut transaction = one.begin().await.unwrap();
+            sqlx::query("INSERT INTO work VALUES (1)").execute(&mut *transaction).await.unwrap();
+            let error = ours.lock_on(&mut transaction, "a", Patience::No).await.unwrap_err();
+            assert!(
+                error.kind() == ErrorKind::InvalidConfig && error.to_string().contains("commit"),
+                "{error}"
+            );
+            assert_eq!(locks.inspect("a").await.unwrap(), None);
+            assert_eq!(server.query("SELECT count(*) FROM work"), "0", "it is not committed");
+            transaction.commit().await.unwrap();
+            assert_eq!(server.query("SELECT count(*) FROM work"), "1");
+            let _ = sqlx::raw_sql($unfit).execute(&mut one).await;
+            let error = ours.lock_on(&mut one, "a", Patience::No).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+            sqlx::raw_sql($mend).execute(&mut one).await.unwrap();
             let mut lock = ours.lock_on(&mut one, "a", Patience::No).await.unwrap();
             sqlx::query("SELECT 1").execute(&mut *lock).await.unwrap();
             assert_eq!(locks.lock("a").acquire().await.unwrap_err().kind(), ErrorKind::Busy);
@@ -377,14 +393,18 @@ on_own_connections!(
     PostgresSessions,
     PostgresServer,
     sqlx::PgConnection,
-    "&migrate=true"
+    "&migrate=true",
+    "BEGIN; SELECT 1 / 0",
+    "ROLLBACK"
 );
 on_own_connections!(
     a_connection_of_the_callers_own_keeps_a_lock_of_mysql,
     MysqlSessions,
     MysqlServer,
     sqlx::MySqlConnection,
-    "?migrate=true"
+    "?migrate=true",
+    "SET autocommit = 0",
+    "SET autocommit = 1"
 );
 
 /// A server of MySQL has none of these limits.

@@ -21,3 +21,4 @@ mod refused;
 mod support;
 mod timestamps;
 mod transactions;
+mod ways;

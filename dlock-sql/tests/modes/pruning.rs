@@ -65,8 +65,8 @@ macro_rules! pruned {
 }
 
 pruned! {
-    postgres_session: PostgresServer, Postgres, PostgresSessions, "&migrate=true", "key >= decode('ff', 'hex')", 1;
-    postgres_row: PostgresServer, Postgres, PostgresRowLocks, "&migrate=true", "key >= decode('ff', 'hex')", 2;
-    mysql_session: MysqlServer, Mysql, MysqlSessions, "?migrate=true", "`key` >= X'FF'", 1;
-    mysql_row: MysqlServer, Mysql, MysqlRowLocks, "?migrate=true", "`key` >= X'FF'", 2;
+    postgres_session: PostgresServer, Postgres, PostgresSessions, "&migrate=true", "key >= decode('ff', 'hex')", 2;
+    postgres_row: PostgresServer, Postgres, PostgresRowLocks, "&migrate=true", "key >= decode('ff', 'hex')", 3;
+    mysql_session: MysqlServer, Mysql, MysqlSessions, "?migrate=true", "`key` >= X'FF'", 2;
+    mysql_row: MysqlServer, Mysql, MysqlRowLocks, "?migrate=true", "`key` >= X'FF'", 3;
 }

@@ -163,6 +163,8 @@ fn a_child_process_plays_its_role() {
             "postgres-row" => Locks::new(dlock_sql::PostgresRowLocks::connect(&url).await.unwrap()),
             "mysql-session" => Locks::new(dlock_sql::MysqlSessions::connect(&url).await.unwrap()),
             "mysql-row" => Locks::new(dlock_sql::MysqlRowLocks::connect(&url).await.unwrap()),
+            "postgres-lease" => Locks::new(dlock_sql::Postgres::connect(&url).await.unwrap()),
+            "mysql-lease" => Locks::new(dlock_sql::Mysql::connect(&url).await.unwrap()),
             other => panic!("no role {other}"),
         };
         let lock = locks.lock("a").with_lease(Duration::from_secs(6));

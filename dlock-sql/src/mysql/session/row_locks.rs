@@ -17,6 +17,7 @@ use crate::session::name::{FENCE, Name, READER, ROW, key_of_reader};
 use crate::session::protocol::{Freed, Opened, Owners, OwningSession, TakeResult, Wanted};
 use crate::session::strategy::{ByRow, Others, Strategy, take_row};
 use crate::text::hex;
+use crate::way::Way;
 
 /// Locks that are rows of a MariaDB or MySQL table, locked in a transaction for as long as they are held
 /// (`SELECT ... FOR UPDATE`): see [`Sessions`].
@@ -46,7 +47,12 @@ impl MysqlServer {
     }
 
     /// Whether somebody has locked a row, or has done so alone. Nobody else can lock it in that moment.
-    async fn is_locked(&self, on: &mut MySqlConnection, row: &[u8], alone: bool) -> SqlResult<bool> {
+    pub(super) async fn is_locked(
+        &self,
+        on: &mut MySqlConnection,
+        row: &[u8],
+        alone: bool,
+    ) -> SqlResult<bool> {
         let lock = format!(
             "SELECT 1 FROM {} WHERE `key` = {} {} NOWAIT",
             self.quoted(),
@@ -77,6 +83,7 @@ impl Strategy for ByRow<MysqlServer> {
     type Server = MysqlServer;
 
     const NAME: &'static str = "mysql-row";
+    const WAY: Way = Way::Row;
     const SHARED: bool = false;
     const TAKES_AT_ONCE: bool = true;
     const READS: bool = true;

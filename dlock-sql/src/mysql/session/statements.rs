@@ -4,10 +4,12 @@ use dlock_core::Fence;
 
 use crate::failure::misplaced;
 use crate::mysql::statements::{DIGEST, NOW};
+use crate::mysql::values::literal;
 use crate::protocol::SqlResult;
 use crate::session::name::Name;
 use crate::session::protocol::Wanted;
 use crate::text::hex;
+use crate::way::{ELSEWHERE, Way};
 
 /// The session of the connection.
 pub(super) const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
@@ -72,17 +74,28 @@ impl Ending {
     }
 }
 
-/// Counts a grant to a session with a row that is there. The fence is the last insert id.
-pub(super) fn counting(table: &str, wanted: &Wanted, session: &str, Ending(ending): Ending) -> String {
+/// Counts a grant to a session with a row that is there, where both rows say that the key is locked in this way. The
+/// fence is the last insert id. The first of the two statements locks nothing.
+pub(super) fn counting(
+    table: &str,
+    wanted: &Wanted,
+    session: &str,
+    Ending(ending): Ending,
+    way: Way,
+) -> String {
     let (bits, all) = (Ending::BITS, Ending::ALL);
     format!(
-        "UPDATE {table} SET
+        "SET @dlock_mark = (SELECT COUNT(*) FROM {table} WHERE `key` = X'{}' AND token = {});
+        UPDATE {table} SET
             fence = LAST_INSERT_ID((((GREATEST(fence + 1, {NOW}) + {all}) >> {bits}) << {bits}) | {ending}),
             token = {}, holder = X'{}'
-        WHERE `key` = X'{}'",
+        WHERE `key` = X'{}' AND expires = {} AND @dlock_mark = 1",
+        hex(&wanted.name.fence[1..]),
+        literal(&ELSEWHERE),
         token_of(wanted, session),
         hex(wanted.holder.as_bytes()),
-        hex(&wanted.name.fence)
+        hex(&wanted.name.fence),
+        way.state()
     )
 }
 
@@ -92,7 +105,7 @@ pub(super) fn taking(table: &str, wanted: &Wanted, number: usize, session: &str,
     format!(
         "SET @dlock_{number} = IF(CONNECTION_ID() = {session}, GET_LOCK('{}', 0), NULL); {} AND @dlock_{number} = 1",
         name_of(&wanted.name),
-        counting(table, wanted, session, ending)
+        counting(table, wanted, session, ending, Way::Session)
     )
 }
 

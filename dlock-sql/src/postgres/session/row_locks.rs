@@ -16,6 +16,7 @@ use crate::session::name::{Name, Reader};
 use crate::session::protocol::{Freed, Opened, Owners, TakeResult, Wanted};
 use crate::session::strategy::{ByRow, Others, Strategy, take_row};
 use crate::text::hex;
+use crate::way::Way;
 
 /// Locks that are rows of a PostgreSQL table, locked in a transaction for as long as they are held (`SELECT ... FOR
 /// UPDATE`): see [`Sessions`].
@@ -64,6 +65,7 @@ impl Strategy for ByRow<PostgresServer> {
     type Server = PostgresServer;
 
     const NAME: &'static str = "postgres-row";
+    const WAY: Way = Way::Row;
     const SHARED: bool = false;
     const TAKES_AT_ONCE: bool = true;
     const READS: bool = true;

@@ -2,7 +2,9 @@
 
 use sqlx::SqlStr;
 
+use crate::postgres::values::Value;
 use crate::text::sql;
+use crate::way::{ELSEWHERE, HELD_ELSEWHERE, Way};
 
 /// The server's time in microseconds, where fences start.
 pub(in crate::postgres) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
@@ -30,38 +32,97 @@ pub(in crate::postgres) fn lock_row(table: &str) -> SqlStr {
             SELECT fence, holder, {SESSION}, EXISTS (SELECT FROM {table} WHERE key = $1), token = int8send({SESSION}),
                 'seen' AS step
             FROM (SELECT) AS one LEFT JOIN {table} ON key = $2",
-        counting(table, &ours)
+        counting(table, &ours, Way::Row, TOKEN, "")
     ))
 }
 
-/// Counts a grant: the row, the session and the holder are `name`, `session` and `whose`.
-pub(in crate::postgres) fn counting(table: &str, from: &str) -> String {
-    counting_as("int8send(session)", table, from)
+/// What stands in the row with the fence of a key that is locked in this way.
+pub(in crate::postgres) fn state(way: Way) -> String {
+    match way.state() {
+        0 => "'-infinity'::timestamptz".to_owned(),
+        seconds => format!("'1970-01-01 00:00:0{seconds}+00'::timestamptz"),
+    }
 }
 
-/// The same, with the token of the row: none where it is read, since that is no one session's.
-fn counting_as(token: &str, table: &str, from: &str) -> String {
+/// The token of the row with the fence of a key that one session has alone.
+const TOKEN: &str = "int8send(session)";
+
+/// Counts a grant where both rows say that the key is locked in this way: the row, the session and the holder are
+/// `name`, `session` and `whose`.
+fn counting(table: &str, from: &str, way: Way, token: &str, only: &str) -> String {
     format!(
-        r#"INSERT INTO {table} AS held (key, token, fence, expires, holder)
-        SELECT name, {token}, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')), '-infinity', whose
-        FROM {from}
-        ON CONFLICT (key) DO UPDATE SET fence = greatest(held.fence + 1, excluded.fence),
-            token = excluded.token, holder = excluded.holder
-        RETURNING fence, {HASTE}"#
+        "UPDATE {table} AS held SET fence = greatest(held.fence + 1, {NOW}), token = {token}, holder = whose
+        FROM {from} WHERE held.key = name AND held.expires = {}
+            AND (SELECT main.token FROM {table} AS main WHERE main.key = substring(name FROM 2)) = {}{only}
+        RETURNING held.fence, held.key, {HASTE}",
+        state(way),
+        Value::Bytes(&ELSEWHERE).literal()
     )
 }
 
-/// number, row of the fence, holder: the fence, or that and the holder of somebody else; the session; the number, by
-/// which the answer is that to this question.
+/// The same as a list of tables, of which `counted` has the fences, and the names of their rows as `key`. Keys that no
+/// row tells of are locked in this way from now on.
+pub(in crate::postgres) fn counting_all(table: &str, from: &str, way: Way, reads: bool) -> String {
+    let token = if reads { "NULL::bytea" } else { TOKEN };
+    // Several readers count in one row: all lock these rows in one order.
+    let (locked, only) = if reads {
+        let lock = format!(
+            "locked AS MATERIALIZED (
+                SELECT held.key FROM {table} AS held JOIN {from} ON held.key = name ORDER BY held.key FOR UPDATE OF held
+            ), "
+        );
+        (lock, " AND held.key IN (SELECT key FROM locked)")
+    } else {
+        (String::new(), "")
+    };
+    format!(
+        "{}, {locked}old AS ({}), counted AS (SELECT fence, key FROM new UNION ALL SELECT fence, key FROM old)",
+        first_of(table, from, way, token, "whose"),
+        counting(table, from, way, token, only),
+    )
+}
+
+/// Has keys locked in this way of which no row tells: the rows with the fences are `new`, and their names `name`.
+pub(in crate::postgres) fn first_of(table: &str, from: &str, way: Way, token: &str, whose: &str) -> String {
+    format!(
+        "elsewhere AS (
+            INSERT INTO {table} (key, token, fence, expires, holder)
+            SELECT substring(name FROM 2), {}, 0, 'infinity', '{HELD_ELSEWHERE}' FROM {from}
+            WHERE NOT EXISTS (SELECT FROM {table} WHERE key = name) ORDER BY name ON CONFLICT DO NOTHING RETURNING key
+        ), new AS (
+            INSERT INTO {table} (key, token, fence, expires, holder)
+            SELECT name, {token}, greatest({NOW}, (SELECT fence + 1 FROM {table} WHERE key = '')), {}, {whose}
+            FROM {from} JOIN elsewhere ON elsewhere.key = substring(name FROM 2)
+            ON CONFLICT DO NOTHING RETURNING fence, key, {HASTE}
+        )",
+        Value::Bytes(&ELSEWHERE).literal(),
+        state(way)
+    )
+}
+
+/// Of those that were asked for, what the session got.
+const GOT: &str = "(SELECT * FROM asked WHERE got) AS ours";
+/// What the session got, and did not count: the key is not locked by sessions.
+const UNCOUNTED: &str = "UNION ALL SELECT NULL, NULL, session, number, place FROM asked
+    WHERE got AND NOT EXISTS (SELECT FROM counted WHERE key = name)";
+
+/// number, row of the fence, holder: the fence, or that and the holder of somebody else, or neither where the key is
+/// not locked by sessions; the session; the number, by which the answer is that to this question.
 pub(in crate::postgres) fn take_name(table: &str) -> SqlStr {
+    // Each table is looked up by values, and only where the session got the lock.
+    let ours = format!(
+        "(SELECT {SESSION} AS session, $2::bytea AS name, $3::text AS whose WHERE (SELECT got FROM asked)) AS ours"
+    );
     sql(format!(
         "WITH asked AS MATERIALIZED (
-            SELECT pg_try_advisory_lock($1) AS got, {SESSION} AS session, $2::bytea AS name, $3::text AS whose
-        ), counted AS ({})
+            SELECT pg_try_advisory_lock($1) AS got
+        ), {}
         SELECT fence, NULL::text, {SESSION}, $1 FROM counted
         UNION ALL
-        SELECT fence, coalesce(holder, ''), {SESSION}, $1 FROM asked LEFT JOIN {table} ON key = name WHERE NOT got",
-        counting(table, "asked WHERE got")
+        SELECT fence, coalesce(holder, ''), {SESSION}, $1 FROM asked LEFT JOIN {table} ON key = $2 WHERE NOT got
+        UNION ALL
+        SELECT NULL, NULL, {SESSION}, $1 FROM asked WHERE got AND NOT EXISTS (SELECT FROM counted)",
+        counting_all(table, &ours, Way::Session, false)
     ))
 }
 
@@ -72,21 +133,22 @@ pub(in crate::postgres) fn take_names(table: &str) -> SqlStr {
             SELECT place, number, pg_try_advisory_lock(number) AS got, {SESSION} AS session, name, whose
             FROM unnest($1::bigint[], $2::bytea[], $3::text[]) WITH ORDINALITY
                 AS listed (number, name, whose, place)
-        ), counted AS ({}, key)
+        ), {}
         SELECT fence, NULL::text, {SESSION}, number, place FROM counted JOIN asked ON key = name
         UNION ALL
         SELECT fence, coalesce(holder, ''), {SESSION}, number, place FROM asked LEFT JOIN {table} ON key = name WHERE NOT got
+        {UNCOUNTED}
         ORDER BY place",
-        counting(table, "asked WHERE got")
+        counting_all(table, GOT, Way::Session, false)
     ))
 }
 
 /// Counts a grant to a reader, and writes down who it is in the row `own`. What is to be deleted later has to be
 /// allowed now.
-pub(in crate::postgres) fn counting_reader(table: &str, from: &str) -> String {
+pub(in crate::postgres) fn counting_reader(table: &str, from: &str, way: Way) -> String {
     format!(
-        "counted AS ({}, key), noted AS ({}), allowed AS (DELETE FROM {table} WHERE false)",
-        counting_as("NULL::bytea", table, &format!("{from} ORDER BY name")),
+        "{}, noted AS ({}), allowed AS (DELETE FROM {table} WHERE false)",
+        counting_all(table, from, way, true),
         noting(
             table,
             &format!("SELECT own, session, counted.fence, whose FROM {from} JOIN counted ON key = name")
@@ -127,8 +189,9 @@ pub(in crate::postgres) fn read_names(table: &str, counts: bool) -> SqlStr {
         UNION ALL
         SELECT fence, coalesce(holder, ''), session, number, place FROM asked LEFT JOIN {table} ON key = name
         WHERE NOT got
+        {UNCOUNTED}
         ORDER BY place",
-        counting_reader(table, "(SELECT * FROM asked WHERE got) AS readers")
+        counting_reader(table, GOT, Way::Session)
     ))
 }
 

@@ -43,11 +43,18 @@ impl<S: LeaseTable> RowClaim<S> {
                 self.stands(place, &mut busy);
                 Ok(Attempt::Busy(busy))
             }
+            ShareTaken::Elsewhere => Ok(self.is_elsewhere()),
             ShareTaken::Conflict(_) if self.request.takes_over.is_some() => {
                 Ok(Attempt::Busy(Busy::default()))
             }
             ShareTaken::Conflict(other) => Err(self.conflict(other)),
         }
+    }
+
+    /// The key is of sessions or locked rows, where nothing can be taken over.
+    pub(super) fn is_elsewhere(&mut self) -> Attempt {
+        self.elsewhere = self.request.takes_over.is_none();
+        Attempt::Busy(Busy::default())
     }
 
     /// Others use the key in this way.

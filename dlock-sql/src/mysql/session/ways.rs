@@ -1,0 +1,99 @@
+//! Keys that come to be locked in another [way](crate::way).
+
+use dlock_core::Fence;
+use sqlx::{MySqlConnection, Row};
+
+use super::statements::name_of;
+use crate::mysql::failure::{LOCKED, number};
+use crate::mysql::server::MysqlServer;
+use crate::mysql::shares::shares;
+use crate::mysql::statements::is_barred;
+use crate::mysql::values::literal;
+use crate::protocol::SqlResult;
+use crate::rows::shares::Beside;
+use crate::server::Server;
+use crate::session::name::Name;
+use crate::stored::{self, SHARED};
+use crate::way::{ELSEWHERE, HELD_ELSEWHERE, Way};
+
+impl MysqlServer {
+    /// Has a key locked in this way from now on, and counts a grant if it is to: its fence, which is higher than all
+    /// before; or the other way in which the key is held. A session or transaction that wants to count its grant has
+    /// the server's lock already.
+    ///
+    /// Both rows are locked first, and what a transaction would lock stays locked to the end.
+    pub(in crate::mysql) async fn move_to(
+        &self,
+        on: &mut MySqlConnection,
+        name: &Name,
+        way: Way,
+        counting: Option<String>,
+    ) -> SqlResult<Result<Option<Fence>, Way>> {
+        let (table, elsewhere) = (self.quoted(), literal(&ELSEWHERE));
+        let [main, counted, row] = [&name.fence[1..], &name.fence, &name.row].map(literal);
+        let beside = Beside::of(&Name::key(&name.fence).ok_or(sqlx::Error::RowNotFound)?);
+        let line = literal(HELD_ELSEWHERE.as_bytes());
+        let lock = |key: &str, token: &str, expires: i64, line: &str| {
+            format!(
+                "INSERT INTO {table} (`key`, token, fence, expires, holder) VALUES ({key}, {token}, 0, {expires}, {line})
+                ON DUPLICATE KEY UPDATE fence = fence"
+            )
+        };
+        let (token, expires, of_main) = match way {
+            Way::Lease => ("NULL", 0, "X''"),
+            Way::Session | Way::Row => (&*elsewhere, i64::MAX, &*line),
+        };
+        let lock_row =
+            format!("SELECT COUNT(*) INTO @dlock_count FROM {table} WHERE `key` = {row} FOR UPDATE NOWAIT");
+        let look = format!(
+            "SELECT CASE WHEN {to_lease} AND NOT (main.token <=> {elsewhere}) THEN -1
+                WHEN NOT (main.token <=> {elsewhere}) AND {barred} AND (main.token <> {shared}
+                    OR EXISTS (SELECT 1 FROM {table} AS held WHERE {shares})) THEN {lease}
+                WHEN {to_other} AND IS_USED_LOCK('{used}') IS NOT NULL THEN {session} ELSE -2 END,
+                GREATEST(main.fence, counted.fence, COALESCE(mark.fence, 0)) INTO @dlock_other, @dlock_last
+            FROM {table} AS main JOIN {table} AS counted ON counted.`key` = {counted}
+            LEFT JOIN {table} AS mark ON mark.`key` = X'' WHERE main.`key` = {main}",
+            to_lease = way == Way::Lease,
+            to_other = way != Way::Session,
+            barred = is_barred("main."),
+            shared = literal(&SHARED),
+            shares = shares(&beside),
+            used = name_of(name),
+            lease = Way::Lease.state(),
+            session = Way::Session.state(),
+        );
+        let change = |key: &str, token: &str, expires: i64, line: &str| {
+            format!(
+                "UPDATE {table} SET token = {token}, expires = {expires}, holder = {line}, fence = @dlock_last
+                WHERE `key` = {key} AND @dlock_other = -2"
+            )
+        };
+        let mut statements = vec![
+            lock(&main, &elsewhere, i64::MAX, &line),
+            lock(&counted, "NULL", Way::Lease.state(), "X''"),
+            look,
+            change(&main, token, expires, of_main),
+            change(&counted, "NULL", way.state(), "holder"),
+        ];
+        if way != Way::Row {
+            // Whoever makes it, or locks it, after that counts when this is over. It waits for nobody.
+            statements.insert(2, lock_row);
+        }
+        statements.extend(counting.map(|counting| format!("{counting} AND @dlock_other = -2")));
+        let answer = "SELECT CAST(@dlock_other AS SIGNED), IF(ROW_COUNT() = 1, CAST(LAST_INSERT_ID() AS SIGNED), NULL)";
+        statements.push(answer.to_owned());
+        let rows = match self.in_one_message(on, &statements).await {
+            Err(error) if way != Way::Row && LOCKED.contains(&number(&error)) => {
+                return if self.is_locked(on, &name.row, false).await? {
+                    Ok(Err(Way::Row))
+                } else {
+                    Err(error)
+                };
+            }
+            rows => rows?,
+        };
+        let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
+        let fence = row.try_get::<Option<i64>, _>(1)?.and_then(stored::fence);
+        Ok(Way::of(row.try_get(0)?).map_or(Ok(fence), Err))
+    }
+}
