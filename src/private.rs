@@ -21,11 +21,11 @@ use std::cell::Cell;
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use pin_project_lite::pin_project;
 
-use dlock_core::{Baton, Error, Lock, Locks, OnLost, Requirement, Result, SegmentedSection, Wait};
+pub use dlock_core::Overrides;
+use dlock_core::{Baton, Error, Lock, Locks, Requirement, Result, SegmentedSection};
 
 pub use self::candidate::{Candidate, held, resign};
 pub use self::job::{Job, JobOutput};
@@ -121,15 +121,8 @@ struct Setup {
     source: Source,
     keys: SectionKeys,
     requires: &'static [Requirement],
-    wait: Option<Wait>,
-    lease: Option<Duration>,
-    max_hold: Option<Duration>,
-    hold_at_least: Option<Duration>,
-    on_lost: Option<OnLost>,
-    recheck: Option<bool>,
-    handoff: Option<bool>,
+    overrides: Overrides,
     baton: Option<Baton>,
-    reads: bool,
     /// The number of permits of the semaphore, and the number to take.
     permits: Option<(u32, u32)>,
     run_when_unavailable: bool,
@@ -195,15 +188,8 @@ impl Section {
             source,
             keys,
             requires: &[],
-            wait: None,
-            lease: None,
-            max_hold: None,
-            hold_at_least: None,
-            on_lost: None,
-            recheck: None,
-            handoff: None,
+            overrides: Overrides::new(),
             baton: None,
-            reads: false,
             permits: None,
             run_when_unavailable: false,
             has_on_busy: false,
@@ -213,62 +199,15 @@ impl Section {
         }))
     }
 
-    /// Applies `wait = "5s"`.
-    pub fn wait_milliseconds(self, wait: u64) -> Self {
-        self.wait(Wait::For(Duration::from_millis(wait)))
-    }
-
-    /// Applies `wait = ...`.
-    pub fn wait(mut self, wait: Wait) -> Self {
-        self.0.setup().wait = Some(wait);
-        self
-    }
-
-    /// Applies `lease = ...`.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.0.setup().lease = Some(lease);
-        self
-    }
-
-    /// Applies `max_hold = ...`.
-    pub fn max_hold(mut self, limit: Duration) -> Self {
-        self.0.setup().max_hold = Some(limit);
-        self
-    }
-
-    /// Applies `hold_at_least = ...`.
-    pub fn hold_at_least(mut self, least: Duration) -> Self {
-        self.0.setup().hold_at_least = Some(least);
-        self
-    }
-
-    /// Applies `on_lost = ...`.
-    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
-        self.0.setup().on_lost = Some(on_lost);
-        self
-    }
-
-    /// Applies `recheck = ...`.
-    pub fn recheck(mut self, on: bool) -> Self {
-        self.0.setup().recheck = Some(on);
-        self
-    }
-
-    /// Applies `handoff = ...`.
-    pub fn handoff(mut self, on: bool) -> Self {
-        self.0.setup().handoff = Some(on);
+    /// Applies the options of the lock itself.
+    pub fn with_overrides(mut self, overrides: Overrides) -> Self {
+        self.0.setup().overrides = overrides;
         self
     }
 
     /// Applies `from = ...`.
     pub fn from_baton(mut self, baton: Baton) -> Self {
         self.0.setup().baton = Some(baton);
-        self
-    }
-
-    /// Applies `mode = "read"`.
-    pub fn read(mut self) -> Self {
-        self.0.setup().reads = true;
         self
     }
 
@@ -427,7 +366,7 @@ impl Setup {
             Source::Named(name) => registry::registered(name)?,
             Source::Given(locks) => locks.clone(),
         };
-        // `Fair` is an option of the lock itself, and is set in `with_options`.
+        // The order is an option of the lock where the backend leaves it to that, and one of the overrides.
         let of_locks = |requirement: &Requirement| *requirement != Requirement::Fair;
         let required: Vec<_> = self.requires.iter().copied().filter(of_locks).collect();
         locks.require(&required)?;
@@ -435,37 +374,7 @@ impl Setup {
     }
 
     fn with_options(&self, lock: Lock) -> Lock {
-        let mut lock = lock.with_template(self.template).with_function(self.function);
-        if let Some(wait) = self.wait {
-            lock = lock.with_wait(wait);
-        }
-        if let Some(lease) = self.lease {
-            lock = lock.with_lease(lease);
-        }
-        if let Some(limit) = self.max_hold {
-            lock = lock.with_max_hold(limit);
-        }
-        if let Some(least) = self.hold_at_least {
-            lock = lock.with_hold_at_least(least);
-        }
-        if let Some(on_lost) = self.on_lost {
-            lock = lock.with_on_lost(on_lost);
-        }
-        if let Some(handoff) = self.handoff {
-            lock = lock.with_handoff(handoff);
-        }
-        if self.reads {
-            lock = lock.read();
-        }
-        if self.requires.contains(&Requirement::Fair) {
-            // `requires = "fair"` also asks for it, where the backend leaves the order to the lock.
-            lock = lock.with_fairness(true);
-        }
-        match self.recheck {
-            Some(false) => lock.with_rechecks(0),
-            Some(true) => lock.with_unbounded_rechecks(),
-            None => lock,
-        }
+        lock.with_template(self.template).with_function(self.function).with_overrides(&self.overrides)
     }
 }
 

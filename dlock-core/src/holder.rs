@@ -251,7 +251,7 @@ pub struct Identity {
     /// The id of this process among the candidates of an election.
     candidate: Option<String>,
     /// Host, process and label, escaped once for all acquires.
-    line: String,
+    line: Arc<str>,
 }
 
 impl Identity {
@@ -264,13 +264,13 @@ impl Identity {
         if let Some(label) = &label {
             line = format!("{line} label={}", Escaped(label));
         }
-        Self { host, pid, label, candidate: None, line }
+        Self { host, pid, label, candidate: None, line: line.into() }
     }
 
     /// Returns the identity of this process as a leader.
     pub(crate) fn to_candidate(&self) -> Arc<Self> {
         let candidate = process_id();
-        let line = format!("{} leads={candidate}", self.line);
+        let line = format!("{} leads={candidate}", self.line).into();
         Arc::new(Self {
             host: self.host.clone(),
             label: self.label.clone(),
@@ -289,14 +289,20 @@ impl Identity {
     /// spaces or control characters into the line. [`Holder::parse`] reads it.
     #[must_use]
     pub fn describe(&self, since: SystemTime) -> String {
-        let millis = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        format!("{} since={millis}", self.line)
+        dated(&self.line, since)
+    }
+
+    /// Returns the line of [`describe`](Self::describe) for a lock that a backend takes without a
+    /// [claim](crate::backend::Claim): of the process there is only its id.
+    #[must_use]
+    pub fn describe_process(since: SystemTime) -> String {
+        dated(&format!("pid={}", std::process::id()), since)
     }
 
     /// Returns the line of [`describe`](Self::describe) without `since`, which is made once, for backends that know the
     /// time of a grant by themselves.
     #[must_use]
-    pub fn line(&self) -> &str {
+    pub const fn line(&self) -> &Arc<str> {
         &self.line
     }
 
@@ -311,6 +317,25 @@ impl Identity {
             candidate: self.candidate.clone(),
             ..Holder::default()
         }
+    }
+}
+
+/// Adds the time of the grant to a line.
+fn dated(line: &str, since: SystemTime) -> String {
+    let millis = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    format!("{line} since={millis}")
+}
+
+/// Returns the parts of the line to store with a lock: a [line](Identity::line), and the W3C trace context of the span
+/// that acquires, if there is one. A line of more than `room` bytes is cut behind a whole field.
+#[must_use]
+pub fn holder_line<'a>(line: &'a str, trace: Option<&'a str>, room: usize) -> [&'a str; 3] {
+    let line =
+        if line.len() <= room { line } else { start_of(line, room).rsplit_once(' ').unwrap_or_default().0 };
+    // The trace comes last and is left out first: without it the holder is still known.
+    match trace.filter(|trace| line.len() + trace.len() < room) {
+        Some(trace) => [line, " trace=", trace],
+        None => [line, "", ""],
     }
 }
 
@@ -363,6 +388,23 @@ mod tests {
             let text = identity.describe(since);
             assert!(text.is_ascii() && !text.contains('\n'), "{text:?}");
             assert_eq!(Holder::parse(&text), identity.to_holder(since));
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_line_are_those_of_earlier_versions() {
+        let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+        let line = Identity::new("web 1".into(), 7, Some("orders".into())).describe(since);
+        assert_eq!(line, "host=web%201 pid=7 label=orders since=1700000000123");
+        assert_eq!(
+            holder_line(&line, Some("00-1-2-01"), usize::MAX).concat(),
+            format!("{line} trace=00-1-2-01")
+        );
+        let process = format!("pid={} since=1700000000123", std::process::id());
+        assert_eq!(Identity::describe_process(since), process);
+        let rooms = [(22, "host=a pid=5 trace=00-1-2-01"), (21, "host=a pid=5"), (12, "host=a pid=5")];
+        for (room, stored) in rooms.into_iter().chain([(11, "host=a"), (6, ""), (0, "")]) {
+            assert_eq!(holder_line("host=a pid=5", Some("00-1-2-01"), room).concat(), stored, "{room}");
         }
     }
 

@@ -60,6 +60,8 @@ pub use handles::segment::{Segment, Segmented, SegmentedSection};
 pub use handles::semaphore::Semaphore;
 pub use holder::{Holder, Identity};
 pub use key::Key;
+#[doc(hidden)]
+pub use options::{MAX_HOLD, MIN_HOLD_AT_LEAST, Overrides};
 pub use options::{MAX_LEASE, MAX_WAIT, MIN_LEASE, OnLost, Wait};
 pub use runtime::tasks as keeper;
 pub use telemetry::{Exported, Stats};

@@ -117,8 +117,10 @@ pub const MIN_LEASE: Duration = Duration::from_millis(50);
 pub const MAX_LEASE: Duration = Duration::from_secs(24 * 3_600);
 /// The longest bounded wait.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 3_600);
-pub(crate) const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 3_600);
-pub(crate) const MIN_HOLD_AT_LEAST: Duration = Duration::from_millis(1);
+/// The longest `max_hold`, and the longest time for which a key is kept taken.
+pub const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 3_600);
+/// The shortest time for which a key is kept taken.
+pub const MIN_HOLD_AT_LEAST: Duration = Duration::from_millis(1);
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Default for Options {
@@ -196,10 +198,10 @@ impl Options {
     }
 }
 
-/// Defines the setters of [`Options`] for a `Locks` and for a single `Lock`. Bounds are checked when a `Locks` is built
-/// and when a `Lock` is acquired.
+/// Defines the setters of [`Options`] for a `Locks`, for a single `Lock`, and for [`Overrides`], whose options are
+/// `Some` once they are set. Bounds are checked when a `Locks` is built and when a `Lock` is acquired.
 macro_rules! option_setters {
-    () => {
+    ($value:path) => {
         /// Sets how long an acquire may take: waiting for a busy lock and all requests together. Default 30 s; up to 24
         /// h, `Wait::No`, or `Wait::Forever`.
         ///
@@ -209,21 +211,21 @@ macro_rules! option_setters {
         /// request is withdrawn in the background. A wait shorter than the way to the server and back therefore ends so
         /// each time.
         pub fn with_wait(mut self, wait: impl Into<$crate::options::Wait>) -> Self {
-            self.options.wait = wait.into();
+            self.options.wait = $value(wait.into());
             self
         }
 
         /// Sets how long the backend keeps the lock when its holder does not renew it. The lease is renewed at a third
         /// of its length. Default 30 s; 50 ms to 24 h.
         pub const fn with_lease(mut self, lease: std::time::Duration) -> Self {
-            self.options.lease = lease;
+            self.options.lease = $value(lease);
             self
         }
 
         /// Sets how long one request may take before its outcome counts as unknown. Default a sixth of the lease, at
         /// most 5 s; 1 ms to half the lease.
         pub const fn with_request_timeout(mut self, limit: std::time::Duration) -> Self {
-            self.options.request_timeout = Some(limit);
+            self.options.request_timeout = $value(Some(limit));
             self
         }
 
@@ -231,14 +233,14 @@ macro_rules! option_setters {
         /// row. 0 switches this off, and an unknown outcome is an error at once. The default asks for as long as the
         /// caller [waits](Self::with_wait), with pauses that grow to 2 s.
         pub const fn with_rechecks(mut self, times: u32) -> Self {
-            self.options.rechecks = Some(times);
+            self.options.rechecks = $value(Some(times));
             self
         }
 
         /// Asks again after an unknown outcome for as long as the caller waits, which is the default, also where
         /// [`with_rechecks`](Self::with_rechecks) gave a bound before.
         pub const fn with_unbounded_rechecks(mut self) -> Self {
-            self.options.rechecks = None;
+            self.options.rechecks = $value(None);
             self
         }
 
@@ -246,20 +248,20 @@ macro_rules! option_setters {
         /// lease, up to 30 days. It bounds what a forgotten guard can block: others wait no longer than this and one
         /// lease.
         pub const fn with_max_hold(mut self, limit: std::time::Duration) -> Self {
-            self.options.max_hold = Some(limit);
+            self.options.max_hold = $value(Some(limit));
             self
         }
 
         /// Sets how deep one owner may nest the same key. Default 64; 1 to 10 000.
         pub const fn with_max_depth(mut self, limit: u32) -> Self {
-            self.options.max_depth = limit;
+            self.options.max_depth = $value(limit);
             self
         }
 
         /// Sets whether a nested acquire of a key that the caller holds succeeds. Default yes; otherwise it is
         /// `ErrorKind::Deadlock`.
         pub const fn with_reentrancy(mut self, on: bool) -> Self {
-            self.options.reentrant = on;
+            self.options.reentrant = $value(on);
             self
         }
 
@@ -269,7 +271,7 @@ macro_rules! option_setters {
         /// Each section has a fence of its own, in their order. Others see one holder for longer, up to the handoff
         /// limits of the `Locks`. Without it, each section acquires the lock and releases it.
         pub const fn with_handoff(mut self, on: bool) -> Self {
-            self.options.handoff = on;
+            self.options.handoff = $value(on);
             self
         }
 
@@ -281,18 +283,85 @@ macro_rules! option_setters {
         /// do this refuses the acquire with [`ErrorKind::Unsupported`]($crate::ErrorKind::Unsupported), and so it does
         /// for readers and permits.
         pub const fn with_fairness(mut self, on: bool) -> Self {
-            self.options.fair = on;
+            self.options.fair = $value(on);
             self
         }
 
         /// Sets what happens to a body when its lock is lost. Default [`OnLost::Abort`](crate::OnLost::Abort).
         pub const fn with_on_lost(mut self, on_lost: $crate::options::OnLost) -> Self {
-            self.options.on_lost = on_lost;
+            self.options.on_lost = $value(on_lost);
             self
         }
     };
 }
 pub(crate) use option_setters;
+
+/// Defines the options of which [`Overrides`] are made.
+macro_rules! overridden {
+    ($($option:ident: $type:ty),+) => {
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct Overridden {
+            $($option: Option<$type>),+
+        }
+
+        impl Overridden {
+            pub(crate) fn set(&self, options: &mut Options) {
+                $(options.$option = self.$option.unwrap_or(options.$option);)+
+            }
+        }
+    };
+}
+
+overridden! {
+    lease: Duration,
+    wait: Wait,
+    request_timeout: Option<Duration>,
+    rechecks: Option<u32>,
+    max_hold: Option<Duration>,
+    hold_at_least: Option<Duration>,
+    max_depth: u32,
+    reentrant: bool,
+    handoff: bool,
+    fair: bool,
+    on_lost: OnLost,
+    mode: Mode
+}
+
+/// The options that an attribute gives, before there is a lock to set them on: see
+/// [`Lock::with_overrides`](crate::Lock::with_overrides).
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub struct Overrides {
+    pub(crate) options: Overridden,
+}
+
+impl Overrides {
+    /// Creates overrides of nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    option_setters!(Some);
+
+    /// Keeps the key taken for at least this long, as [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least)
+    /// does.
+    pub const fn with_hold_at_least(mut self, least: Duration) -> Self {
+        self.options.hold_at_least = Some(Some(least));
+        self
+    }
+
+    /// Takes a reader's share, as [`Lock::read`](crate::Lock::read) does.
+    pub const fn read(mut self) -> Self {
+        self.options.mode = Some(Mode::Shared);
+        self
+    }
+
+    /// Returns the wait, if it is overridden.
+    #[must_use]
+    pub const fn wait(&self) -> Option<Wait> {
+        self.options.wait
+    }
+}
 
 /// Returns the part of a lease that is given up for safety: 1 % of it, at least 2 ms and at most 1 % of the longest
 /// lease. It covers the error of two clocks that run at slightly different rates.
@@ -308,6 +377,20 @@ mod tests {
     #[test]
     fn defaults_are_inside_their_bounds() {
         Options::default().check().unwrap();
+    }
+
+    #[test]
+    fn overrides_set_what_they_were_given_also_where_that_is_the_default_and_nothing_else() {
+        let (lease, rechecks, max_depth) = (MAX_LEASE, Some(3), 3);
+        let program = Options { lease, rechecks, fair: true, max_depth, ..Options::default() };
+        let mut options = program;
+        Overrides::new().options.set(&mut options);
+        assert_eq!(options, program);
+        let overrides = Overrides::new().with_lease(Options::default().lease).with_unbounded_rechecks();
+        let overrides = overrides.with_fairness(false).read().with_hold_at_least(MIN_LEASE);
+        overrides.options.set(&mut options);
+        let (mode, hold_at_least) = (Mode::Shared, Some(MIN_LEASE));
+        assert_eq!(options, Options { max_depth, mode, hold_at_least, ..Options::default() });
     }
 
     #[test]

@@ -108,8 +108,8 @@ const REQUIREMENTS: [RequirementName; 10] = [
 ];
 
 /// The bounds of the runtime. A number out of them is an error at compile time already.
-const SEGMENTS: RangeInclusive<u32> = 1..=10_000;
-const PERMITS: RangeInclusive<u32> = 1..=1_000_000;
+pub(crate) const SEGMENTS: RangeInclusive<u32> = 1..=10_000;
+pub(crate) const PERMITS: RangeInclusive<u32> = 1..=1_000_000;
 
 pub(crate) enum WaitArg {
     No,

@@ -59,7 +59,20 @@ fn written(milliseconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{LEASE, WAIT, milliseconds, written};
+    use super::{HOLD_AT_LEAST, LEASE, MAX_HOLD, WAIT, milliseconds, written};
+    use crate::args::{PERMITS, SEGMENTS};
+    use dlock_core::backend::MOST_PERMITS;
+    use dlock_core::{MAX_LEASE, MAX_WAIT, MIN_HOLD_AT_LEAST, MIN_LEASE, Segmented};
+
+    #[test]
+    fn the_bounds_are_those_of_the_runtime() {
+        let [least, lease, wait, least_hold, hold] =
+            [MIN_LEASE, MAX_LEASE, MAX_WAIT, MIN_HOLD_AT_LEAST, dlock_core::MAX_HOLD]
+                .map(|bound| u64::try_from(bound.as_millis()).unwrap());
+        assert_eq!([LEASE, WAIT], [least..=lease, 1..=wait]);
+        assert_eq!([MAX_HOLD, HOLD_AT_LEAST], [least..=hold, least_hold..=hold]);
+        assert_eq!([SEGMENTS, PERMITS], [1..=Segmented::MAX, 1..=MOST_PERMITS]);
+    }
 
     #[test]
     fn every_unit_is_understood() {

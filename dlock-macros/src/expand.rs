@@ -354,39 +354,54 @@ fn located_at(place: Span, tokens: TokenStream) -> TokenStream {
 
 pub(crate) fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
     let here = Span::mixed_site();
-    let mut options = TokenStream::new();
+    let milliseconds = |time: u64| {
+        let time = Literal::u64_unsuffixed(time);
+        quote_spanned!(here=> ::core::time::Duration::from_millis(#time))
+    };
+    let mut overrides = TokenStream::new();
     if let Some(wait) = &args.wait {
-        options.extend(match wait {
-            WaitArg::No => quote_spanned!(here=> .wait(#dlock::Wait::No)),
-            WaitArg::Forever => quote_spanned!(here=> .wait(#dlock::Wait::Forever)),
-            WaitArg::Milliseconds(wait) => {
-                let wait = Literal::u64_unsuffixed(*wait);
-                quote_spanned!(here=> .wait_milliseconds(#wait))
-            }
-            WaitArg::Expr(wait) => {
-                let wait = expression(wait, &quote!(#dlock::Wait));
-                quote_spanned!(here=> .wait(#wait))
-            }
-        });
+        let wait = match wait {
+            WaitArg::No => quote_spanned!(here=> #dlock::Wait::No),
+            WaitArg::Forever => quote_spanned!(here=> #dlock::Wait::Forever),
+            WaitArg::Milliseconds(wait) => milliseconds(*wait),
+            WaitArg::Expr(wait) => expression(wait, &quote!(#dlock::Wait)),
+        };
+        overrides.extend(quote_spanned!(here=> .with_wait(#wait)));
     }
     let times =
         [("lease", &args.lease), ("max_hold", &args.max_hold), ("hold_at_least", &args.hold_at_least)];
     for (option, time) in times {
         let Some(time) = time else { continue };
-        let option = Ident::new(option, here);
-        options.extend(match time {
-            DurationArg::Milliseconds(time) => {
-                let time = Literal::u64_unsuffixed(*time);
-                quote_spanned!(here=> .#option(::core::time::Duration::from_millis(#time)))
-            }
-            DurationArg::Expr(time) => {
-                let time = expression(time, &quote!(::core::time::Duration));
-                quote_spanned!(here=> .#option(#time))
-            }
-        });
+        let setter = quote::format_ident!("with_{option}", span = here);
+        let time = match time {
+            DurationArg::Milliseconds(time) => milliseconds(*time),
+            DurationArg::Expr(time) => expression(time, &quote!(::core::time::Duration)),
+        };
+        overrides.extend(quote_spanned!(here=> .#setter(#time)));
     }
     if args.mode == Some(ModeArg::Read) {
-        options.extend(quote_spanned!(here=> .read()));
+        overrides.extend(quote_spanned!(here=> .read()));
+    }
+    if let Some(on_lost) = args.on_lost {
+        let on_lost = match on_lost {
+            OnLostArg::Abort => quote_spanned!(here=> Abort),
+            OnLostArg::Continue => quote_spanned!(here=> Continue),
+        };
+        overrides.extend(quote_spanned!(here=> .with_on_lost(#dlock::OnLost::#on_lost)));
+    }
+    overrides.extend(args.recheck.as_ref().map(|recheck| match recheck.value() {
+        true => quote_spanned!(here=> .with_unbounded_rechecks()),
+        false => quote_spanned!(here=> .with_rechecks(0)),
+    }));
+    overrides.extend(args.handoff.as_ref().map(|handoff| quote_spanned!(here=> .with_handoff(#handoff))));
+    if args.requires.iter().any(|(name, _)| *name == "fair") {
+        // This also asks for it, where the backend leaves the order to the lock.
+        overrides.extend(quote_spanned!(here=> .with_fairness(true)));
+    }
+    let mut options = TokenStream::new();
+    if !overrides.is_empty() {
+        options
+            .extend(quote_spanned!(here=> .with_overrides(#dlock::__private::Overrides::new() #overrides)));
     }
     if let Some(permits) = args.permits {
         let permits = Literal::u32_suffixed(permits);
@@ -403,19 +418,6 @@ pub(crate) fn options(args: &Args, dlock: &TokenStream) -> TokenStream {
             }
         };
         options.extend(quote_spanned!(here=> .permits(#permits, #take)));
-    }
-    if let Some(on_lost) = args.on_lost {
-        let on_lost = match on_lost {
-            OnLostArg::Abort => quote_spanned!(here=> Abort),
-            OnLostArg::Continue => quote_spanned!(here=> Continue),
-        };
-        options.extend(quote_spanned!(here=> .on_lost(#dlock::OnLost::#on_lost)));
-    }
-    if let Some(recheck) = &args.recheck {
-        options.extend(quote_spanned!(here=> .recheck(#recheck)));
-    }
-    if let Some(handoff) = &args.handoff {
-        options.extend(quote_spanned!(here=> .handoff(#handoff)));
     }
     if !args.requires.is_empty() {
         let requires = args.requires.iter().map(|(_, variant)| Ident::new(variant, here));

@@ -46,7 +46,7 @@ pub(crate) async fn inspect(client: &Client, key: &Key) -> Result<Option<Holder>
 
 /// Returns all holders of one lock.
 pub(crate) async fn occupancy(client: &Client, key: &Key) -> Result<Occupancy, Failure> {
-    Ok(look(client, &client.names(key), Respondent::Any).await?.occupancy)
+    Ok(look(client, &client.namer.names(key), Respondent::Any).await?.occupancy)
 }
 
 /// Returns the holder of one lock, or the data in its place, by the server that grants it: a replica may be late.
@@ -104,7 +104,7 @@ async fn look_again(client: &Client, names: &Names, kind: Again, by: Respondent)
 
 /// Releases a lock by force, whoever holds it. Returns `true` if there was a holder.
 async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
-    let names = client.names(key);
+    let names = client.namer.names(key);
     let call = |number| client.format.force(&names, client.among_data, &[], number);
     let kind = match client.ask(names.slot, call).await {
         Err(failure) if is_no_lock(&failure) => Again::Other,
@@ -117,7 +117,7 @@ async fn force_release(client: &Client, key: &Key) -> Result<bool, Failure> {
 
 /// Releases a lock by force if all its holders are among `seen`.
 async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]) -> Result<Forced, Failure> {
-    let names = client.names(key);
+    let names = client.namer.names(key);
     // The server compares with the identities that are read here. A holder that comes later has another one, so that
     // its lock is not released by a decision about an earlier holder.
     let Looked { occupancy, identities, kind } = look(client, &names, Respondent::Master).await?;
@@ -140,7 +140,7 @@ async fn force_release_of(client: &Client, key: &Key, seen: &[Holder]) -> Result
 
 /// Changes the number of permits of a semaphore. Returns the number before.
 async fn resize(client: &Client, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
-    let names = client.names(key);
+    let names = client.namer.names(key);
     let resized = client.ask(names.slot, |number| client.format.resize(&names.lock, permits, number)).await?;
     let asked = Mode::Permits { of: permits, take: 1 };
     let resized = shares::resized(&resized).ok_or_else(senseless)?;

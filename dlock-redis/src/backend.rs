@@ -290,13 +290,13 @@ impl Backend for Redis {
     }
 
     async fn announce(&self, key: &Key) -> Result<(), Failure> {
-        let names = self.0.names(key);
+        let names = self.0.namer.names(key);
         let announced = |number| self.0.format.announce(&names, number);
         self.0.ask(names.slot, announced).await.map(drop)
     }
 
     fn announcements(&self, key: &Key) -> Announcements {
-        let channel = self.0.format.announced_channel(&self.0.names(key));
+        let channel = self.0.format.announced_channel(&self.0.namer.names(key));
         self.0.channels.listen(&channel).map_or_else(|_| Announcements::none(), Announcements::from)
     }
 

@@ -9,7 +9,6 @@
 //!
 //! A withdrawal is sent by the script of shared locks wherever the claim may have a share, see `is_share`.
 
-mod answers;
 mod batch;
 mod carrying;
 mod in_flight;
@@ -31,14 +30,13 @@ use redis::Value;
 
 use crate::client::Client;
 use crate::command::{Command, Question, Respondent};
-use crate::error::is_unnamed;
+use crate::error::{is_unnamed, senseless, without_fence};
 use crate::format::{draw, probe, probed};
 use crate::keys::Names;
 use crate::request::{Answer, Probe, Request, ScriptKind, Step, Who};
 use crate::servers::{Reply, Untracked};
 use crate::tracking::{Probes, TRACKED_AFTER, TrackedLock};
 
-use self::answers::{senseless, withdrawn, without_fence};
 use self::in_flight::{Overdue, Sent};
 use self::queue_place::QueuePlace;
 pub(crate) use batch::attempt_all;
@@ -75,7 +73,7 @@ pub struct RedisClaim {
 
 impl RedisClaim {
     pub(crate) fn new(client: Arc<Client>, request: ClaimRequest, clock: RequestClock) -> Self {
-        let names = client.names(&request.key);
+        let names = client.namer.names(&request.key);
         Self {
             client,
             request,
@@ -185,6 +183,11 @@ impl RedisClaim {
         self.request.mode == Mode::Exclusive
             && !self.request.fair
             && self.client.format.has_exclusive_script()
+    }
+
+    /// Returns `true` if the claim is withdrawn by the script of shared locks. That script knows exclusive locks, too.
+    fn is_share(&self) -> bool {
+        !self.is_plain() || self.downgraded || self.waits_for_all && !self.held
     }
 
     /// Returns the lease in whole milliseconds, as the server keeps it.
@@ -443,7 +446,7 @@ impl Claim for RedisClaim {
             reply = Box::pin(self.change_by(&request)).await?;
         }
         // Read first: after an answer without sense the server may have all that it had.
-        let withdrawal = withdrawn(&reply.answer)?;
+        let withdrawal = reply.answer.withdrawn()?;
         self.held = false;
         self.waits_for_all &= !is_share;
         // An earlier attempt may still arrive, and would take the lock again.
@@ -459,7 +462,7 @@ impl Claim for RedisClaim {
         let request = Request { mode, clock: None, ..request };
         let command = Command::of(&request);
         let reply = self.client.servers.carry_out(command, self.patience(), &mut Untracked).await?;
-        let withdrawal = withdrawn(&reply.answer)?;
+        let withdrawal = reply.answer.withdrawn()?;
         self.held = false;
         Ok(if self.in_flight.is_empty() { withdrawal } else { withdrawal.unsettled() })
     }

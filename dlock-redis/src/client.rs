@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Channels;
 use dlock_core::backend::{Mode, Mutex, within};
-use dlock_core::{ErrorKind, Failure, Key, Token};
+use dlock_core::{ErrorKind, Failure, Token};
 use redis::{Cmd, Value};
 use tokio::sync::OnceCell;
 
@@ -68,11 +68,6 @@ impl Client {
             among_data: config.prefix.is_empty(),
             tried: Default::default(),
         })
-    }
-
-    /// Returns the names of a lock.
-    pub(crate) fn names(&self, key: &Key) -> Names {
-        self.namer.names(key)
     }
 
     /// Asks the server for a sign of life, and for the rights of this user that locks need.

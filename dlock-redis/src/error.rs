@@ -66,6 +66,11 @@ const COUNTER: &str = "the counter of fences";
 const NO_FENCE: &str = "somebody removed the fence from the lock";
 
 impl Fault {
+    /// Returns the fault of a reply that cannot be read. Its request may have been carried out.
+    pub(crate) fn senseless() -> Self {
+        Self::Cut("malformed reply".into())
+    }
+
     /// Returns the fault of a request for which the client library reports this error.
     pub(crate) fn of(error: RedisError) -> Self {
         match server_text(&error) {
@@ -221,6 +226,16 @@ pub(crate) fn refusal(text: &str) -> Failure {
     };
     let failure = Failure::new(kind, format!("{advice} ({})", text.trim()));
     if text.contains(NO_FENCE) { failure.of_worthless_grant() } else { failure }
+}
+
+/// Returns the failure of a reply that cannot be read, as [`Fault::senseless`].
+pub(crate) fn senseless() -> Failure {
+    Fault::senseless().into_failure()
+}
+
+/// Returns the failure of a lock that the token holds, and whose fence was removed from the server.
+pub(crate) fn without_fence() -> Failure {
+    refusal("ERR somebody removed the fence from the lock; do not edit locks")
 }
 
 /// Returns `true` if the server refused a command within a step, of which it may have carried out a part.

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{ClaimRequest, Mode, RequestClock};
-use dlock_core::{Holder, Identity, Token};
+use dlock_core::backend::{ClaimRequest, Mode, RequestClock, Withdrawal, holder_line};
+use dlock_core::{Failure, Holder, Token};
 use redis::Value;
 use smallvec::SmallVec;
 
+use crate::error::senseless;
 use crate::keys::Names;
 
 /// The form in which a script is named to the server.
@@ -157,16 +158,9 @@ impl Step {
 /// The line about the holder that is stored with the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Who {
-    line: HolderLine,
+    /// The text of the process, which is made once.
+    line: Arc<str>,
     trace: Option<Arc<str>>,
-}
-
-/// The text of a process, which is made once.
-#[derive(Clone, Debug)]
-enum HolderLine {
-    Of(Arc<Identity>),
-    #[cfg(test)]
-    Text(Arc<str>),
 }
 
 /// The longest line about one holder: scripts read no more than 512 bytes of a lock.
@@ -175,29 +169,18 @@ const LONGEST: usize = 380;
 impl Who {
     pub(crate) fn of(request: &ClaimRequest) -> Self {
         let trace = request.trace_context().map(Arc::from);
-        Self { line: HolderLine::Of(Arc::clone(&request.identity)), trace }
+        Self { line: Arc::clone(request.identity.line()), trace }
     }
 
     #[cfg(test)]
     pub(crate) fn text(line: &str) -> Self {
-        Self { line: HolderLine::Text(line.into()), trace: None }
+        Self { line: line.into(), trace: None }
     }
 
     /// Writes the line that is stored, as far as there is room for whole fields.
     pub(crate) fn write(&self, to: &mut Vec<u8>) {
-        let line = match &self.line {
-            HolderLine::Of(identity) => identity.line(),
-            #[cfg(test)]
-            HolderLine::Text(text) => text,
-        };
-        // The trace comes last and is left out first: without it the holder is still known.
-        let end = if line.len() <= LONGEST { line.len() } else { line[..LONGEST].rfind(' ').unwrap_or(0) };
-        to.extend_from_slice(&line.as_bytes()[..end]);
-        if let Some(trace) = &self.trace
-            && end + trace.len() < LONGEST
-        {
-            to.extend_from_slice(b" trace=");
-            to.extend_from_slice(trace.as_bytes());
+        for part in holder_line(&self.line, self.trace.as_deref(), LONGEST) {
+            to.extend_from_slice(part.as_bytes());
         }
     }
 }
@@ -234,6 +217,20 @@ pub(crate) enum Answer {
     BusyAt(usize, Box<Self>),
     /// Of a question: the result of its call.
     Value(Box<Value>),
+}
+
+impl Answer {
+    /// Returns the outcome of the withdrawal that this answers.
+    pub(crate) fn withdrawn(&self) -> Result<Withdrawal, Failure> {
+        match self {
+            Self::Done(true) => Ok(Withdrawal::REMOVED),
+            // One listening connection is this process's own. It counts as well: most times this process has waiters
+            // too.
+            Self::Awaited(listening) => Ok(Withdrawal::REMOVED.with_others_waiting((listening - 1).max(1))),
+            Self::Done(false) => Ok(Withdrawal::ABSENT),
+            _ => Err(senseless()),
+        }
+    }
 }
 
 /// A read that finds something as long as a claim has what it holds.

@@ -81,6 +81,15 @@ fn a_baton_is_good_after_a_repeated_request_to_leave_reaches_a_store_that_lost_t
     assert_eq!(outcome.violation, None);
 }
 
+/// An administrator frees a lock whose baton was given, and an attempt and a request to leave the lock arrive that the
+/// giver had sent seconds before.
+#[test]
+fn a_baton_is_good_again_where_late_requests_of_the_giver_take_and_leave_a_lock_that_was_freed() {
+    let outcome = run_batons(0xe172_6b0a_c7ab_76d7, true);
+    assert!(outcome.story.contains("an administrator frees"), "another seed is needed");
+    assert_eq!(outcome.violation, None);
+}
+
 #[test]
 fn the_same_seed_is_the_same_story_byte_for_byte() {
     for n in 0..20 {

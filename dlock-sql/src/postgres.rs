@@ -7,6 +7,8 @@ mod failure;
 mod lease;
 mod line;
 mod listen;
+mod named;
+mod names;
 mod server;
 mod session;
 mod shares;

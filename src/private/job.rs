@@ -101,7 +101,7 @@ impl Job {
             Err(error) => return O::Outcome::of(Err(error.into())),
         };
         let mut job = locks.once(key).with_options(|lock| setup.with_options(lock)).with_window(self.window);
-        if let Some(wait) = setup.wait {
+        if let Some(wait) = setup.overrides.wait() {
             job = job.with_wait(wait);
         }
         let job = job.with_on_error(self.on_error).with_on_crash(self.on_crash);

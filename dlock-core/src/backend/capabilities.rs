@@ -89,6 +89,12 @@ impl Capabilities {
         self
     }
 
+    /// Returns the time after which a waiter elsewhere has asked for a lock that is left to it: `notified` where the
+    /// backend notifies, and otherwise the longest pause between two polls, but no more than `most`.
+    pub(crate) fn time_to_ask(&self, notified: Duration, most: Duration) -> Duration {
+        if self.notified { notified } else { self.poll_to.min(most) }
+    }
+
     /// Sets the abilities for operators from the administration of the backend, if it has one.
     pub(crate) fn administered_by(mut self, administration: Option<&dyn Administration>) -> Self {
         let any_key = Key::new("dlock-ping").ok();

@@ -102,13 +102,13 @@ pub use self::url::UrlParts;
 use crate::clock::Clock;
 use crate::error::Failure;
 pub use crate::guarded::{guard_opening, tell};
-pub use crate::holder::LEFT_BEHIND;
 use crate::holder::{Holder, Identity};
+pub use crate::holder::{LEFT_BEHIND, holder_line};
 use crate::key::Key;
 pub use crate::mode::{MOST_PERMITS, Mode, PERMITS_REMEMBERED, PREFERENCE, PREFERENCE_ALIVE};
 use crate::options::Options;
 pub use crate::options::margin;
-pub use crate::runtime::timer::{by_then, question_limit, sleep, sleep_until, within};
+pub use crate::runtime::timer::{by_then, by_then_if, question_limit, sleep, sleep_until, within};
 pub use crate::server_address::ServerAddress;
 #[doc(hidden)]
 pub use crate::sync::plain::{Mutex, MutexGuard};
@@ -522,11 +522,7 @@ impl ClaimRequest {
     /// Returns the line of [`describe`](Self::describe) for a lock that was taken at `since`.
     #[must_use]
     pub fn describe_since(&self, since: SystemTime) -> String {
-        let line = self.identity.describe(since);
-        match self.trace.to_text() {
-            Some(trace) => format!("{line} trace={trace}"),
-            None => line,
-        }
+        holder_line(&self.identity.describe(since), self.trace_context().as_deref(), usize::MAX).concat()
     }
 
     /// Returns the W3C trace context of the span that acquires, if there is one: the field `trace` of

@@ -30,7 +30,6 @@ mod attempt;
 mod begin;
 mod contention;
 pub(super) mod decide;
-mod limits;
 mod line;
 mod listen;
 mod outcomes;
@@ -45,18 +44,18 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use crate::engine::acquire::attempt::{RequestTimes, pendings};
+use crate::engine::acquire::attempt::{Pending, RequestTimes, pendings};
 pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::contention::Contention;
 use crate::engine::acquire::decide::{Next, Terms};
-use crate::engine::acquire::limits::{Limits, timed_out_unpolled};
 use crate::engine::acquire::pace::Pauses;
 use crate::engine::acquire::unsettled::Unsettled;
-use crate::engine::pending::Pending;
-use crate::engine::share::Share;
+use crate::engine::acquire::wait::timed_out_unpolled;
+use crate::engine::release::Share;
 use crate::engine::wait_queue::Ticket;
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
+use crate::options::Wait;
 use crate::telemetry::AcquireSpan;
 
 /// The locks that are wanted, or the guards of them; one lock needs no memory for the list.
@@ -78,9 +77,44 @@ struct Acquire<'a> {
     unsettled: Unsettled,
     contention: Contention,
     span: AcquireSpan<'a>,
-    pauses: Pauses<'a>,
+    /// Made at the first pause.
+    pauses: Option<Pauses<'a>>,
     /// Is `true` if earlier claims of this acquire were left to the keeper, so that the present ones may meet them.
     is_again: bool,
+}
+
+/// The bounds of an acquire and of each of its requests.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    started: Instant,
+    /// The end of the acquire and of its requests; `None` without an end.
+    until: Option<Instant>,
+    /// The end of the wait for a busy lock.
+    patient_until: Option<Instant>,
+    request_timeout: Duration,
+}
+
+impl Limits {
+    fn of(specs: &[Spec], started: Instant) -> Self {
+        let options = &specs[0].options;
+        // One request takes all locks, so that the shortest timeout bounds it.
+        let timeouts = specs.iter().map(|spec| spec.options.request_timeout());
+        let request_timeout = timeouts.min().unwrap_or_default();
+        let until = match options.wait {
+            // From now, not from `started`: an acquire that does not wait makes its one request whenever it is polled.
+            _ if !options.waits() => {
+                Some(Instant::now() + options.patience.unwrap_or(Duration::MAX).min(request_timeout))
+            }
+            Wait::For(limit) => Some(started + limit),
+            Wait::No | Wait::Forever => None,
+        };
+        let patient_until = options.patience.and_then(|patience| started.checked_add(patience));
+        Self { started, until, patient_until: until.into_iter().chain(patient_until).min(), request_timeout }
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
 }
 
 impl<'a> Acquire<'a> {
@@ -102,7 +136,7 @@ impl<'a> Acquire<'a> {
             unsettled: Unsettled::NOTHING,
             contention: Contention::default(),
             span: AcquireSpan::begin(&engine.telemetry, &engine.wait_queue, first.subject(), started),
-            pauses: Pauses::new(&engine.capabilities),
+            pauses: None,
             is_again,
         })
     }
@@ -157,10 +191,13 @@ impl<'a> Acquire<'a> {
         // The reason why the last attempt took nothing, where that was not another holder.
         let mut failed: Option<Failure> = None;
         loop {
-            // In each round: a shutdown or a drain may have come during a wait.
+            // In each round: a shutdown or a drain may have come during a wait. In the first one, since a shutdown that
+            // came before the claims were counted does not wait for them.
             scope::may_acquire(self.engine)?;
             // Before the time is looked at: a lock that was handed over is taken also by a waiter whose time is up.
-            if let Some(share) = self.handed_over(line.as_ref())? {
+            if let Some((_, ticket)) = &line
+                && let Some(share) = self.handed_over(ticket)?
+            {
                 if let Some((_, ticket)) = line {
                     ticket.win(self.next_poll(None));
                 }
@@ -168,7 +205,10 @@ impl<'a> Acquire<'a> {
             }
             self.is_in_time(&mut failed).await?;
             // Read before the request goes out, so that `join` sees a release that is not in the answer.
-            let releases = self.prepare(line.as_ref());
+            let releases = self.releases();
+            if let Some((_, ticket)) = &line {
+                self.prepare(ticket);
+            }
             // An earlier claim may be withdrawn between the answer and a look after it.
             let may_be_own = self.may_be_its_own();
             let answer = self.attempt().await?;
@@ -187,6 +227,24 @@ impl<'a> Acquire<'a> {
                 }
                 Next::Pause(pause) => failed = self.pause(pause, &mut line).await?,
             }
+        }
+    }
+
+    /// Returns the place of a lock that the acquire need not ask for at once: with waiters before it there is no point,
+    /// since the first of them asks; and a process that yields leaves the turn to others.
+    fn taken_here(&self) -> Option<usize> {
+        let engine = self.engine;
+        let is_taken =
+            |spec: &Spec| engine.wait_queue.has(&spec.key) || engine.tenures.stands_back(&spec.key).is_some();
+        if self.terms.lines { self.specs.iter().position(is_taken) } else { None }
+    }
+
+    /// Returns the number of releases in this process of each lock that has a queue: a release while the request is
+    /// under way may not be in its answer.
+    fn releases(&self) -> SmallVec<[u32; 1]> {
+        match self.terms.lines {
+            true => self.specs.iter().map(|spec| self.engine.wait_queue.releases(&spec.key)).collect(),
+            false => SmallVec::new(),
         }
     }
 
@@ -209,6 +267,10 @@ impl<'a> Acquire<'a> {
     fn turn_to(&mut self, place: usize) {
         self.contention.place = place;
         self.span.turn_to(&self.specs[place].key);
+    }
+
+    fn pauses(&mut self) -> &mut Pauses<'a> {
+        self.pauses.get_or_insert_with(|| Pauses::new(&self.engine.capabilities))
     }
 
     fn maybe_held_for(&self) -> Duration {

@@ -12,7 +12,7 @@ use crate::backend::dynamic::DynClaim;
 use crate::engine::Spec;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::Cleanup;
-use crate::engine::hold::{Condition, Hold};
+use crate::engine::hold::Hold;
 
 /// A lock on its way from one section to the next.
 pub(super) struct Handoff {
@@ -56,18 +56,14 @@ pub(crate) struct Unpassed {
     pub(crate) activity: ActivityToken,
 }
 
-/// Passes a hold that was closed, and whose condition `was` this until then, to the first waiter of this process, if
-/// that can be.
-pub(crate) fn pass_on(hold: &Arc<Hold>, was: Condition, activity: ActivityToken) -> Result<(), Unpassed> {
+/// Passes a hold that was sound until it was closed, and has a fence for the section that follows, to the first waiter
+/// of this process, if that can be.
+pub(crate) fn pass_on(hold: &Arc<Hold>, activity: ActivityToken) -> Result<(), Unpassed> {
     let engine = &hold.engine;
-    // The cheap tests first: nearly all releases end here, without a look at the clock.
-    if !hold.has_next_fence() || was != Condition::Held || !engine.wait_queue.has(&hold.key) {
-        return Err(Unpassed { claim: None, activity });
-    }
     let registry = &engine.registry;
     let now = engine.clock.now();
     // A waiter here may not acquire any more, or the lock must go by the servers.
-    if registry.is_closed() || registry.is_draining() || !hold.may_be_passed_on(now) {
+    if registry.refuses() || !hold.may_be_passed_on(now) {
         return Err(Unpassed { claim: None, activity });
     }
     // A renewal under way still has the claim, and is not waited for by a release that may be a drop.

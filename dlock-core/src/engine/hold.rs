@@ -16,7 +16,6 @@
 mod claim;
 pub(super) mod lease;
 mod passing;
-mod renewals;
 mod shares;
 mod validity;
 
@@ -39,9 +38,8 @@ use crate::options::Role;
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::{Loss, Site, Subject, Trace};
 use claim::ClaimPlace;
-use lease::{After, LeaseTerms, Report, Standing};
+use lease::{After, LeaseTerms, RenewalPlan, Report, Standing};
 use passing::Succession;
-use renewals::RenewalPlan;
 use shares::HoldShares;
 pub(super) use shares::{ShareKind, Uncarried};
 use validity::LocalValidity;

@@ -14,7 +14,6 @@ pub(crate) mod hold;
 pub(crate) mod keeper;
 pub(crate) mod left;
 pub(crate) mod looks;
-pub(crate) mod pending;
 pub(crate) mod refusals;
 pub(crate) mod registry;
 pub(crate) mod release;
@@ -22,7 +21,6 @@ pub(crate) mod release;
 #[path = "../../../tests/schedules/src/scenarios.rs"]
 pub mod scenarios;
 pub(crate) mod scope;
-pub(crate) mod share;
 pub(crate) mod shutdown;
 pub(crate) mod tenure;
 pub(crate) mod wait_queue;
@@ -123,7 +121,8 @@ impl Engine {
             .timed_by(timers.clone()),
             timers,
             acquires: Acquires { attendance, left_claims: Arc::default(), round_trip: RoundTrip::default() },
-            tenures: Tenures::new(limits, stand_back(&capabilities, &limits)),
+            // Where polls are rare, it yields for no longer than others had to wait.
+            tenures: Tenures::new(limits, capabilities.time_to_ask(STAND_BACK, limits.time)),
             registry,
             tasks,
             process: std::process::id(),
@@ -289,12 +288,6 @@ impl Engine {
 
 /// The bound of an announcement.
 const ANNOUNCING: Duration = Duration::from_secs(1);
-
-/// Returns how long a process yields: until a waiter that is notified, or that polls, has asked; and where polls are
-/// rare, for no longer than others had to wait.
-fn stand_back(capabilities: &Capabilities, limits: &HandoffLimits) -> Duration {
-    if capabilities.notified { STAND_BACK } else { capabilities.poll_to.min(limits.time) }
-}
 
 /// The time that a notification, a wake-up and a request take at most, also between machines and on a busy one.
 const STAND_BACK: Duration = Duration::from_millis(5);

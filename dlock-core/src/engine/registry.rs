@@ -316,7 +316,7 @@ impl HoldRegistry {
             }
         }
         EngineHealth {
-            accepts: !self.is_closed() && !self.is_draining(),
+            accepts: !self.refuses(),
             contact: (contact != 0).then(|| now.since(Timestamp::from_nanos(contact))),
             oldest,
             keeper_lag: now.since(next_look),
@@ -360,8 +360,9 @@ impl HoldRegistry {
         self.closed.load(Ordering::SeqCst)
     }
 
-    pub(super) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::SeqCst)
+    /// Is `true` if acquires are refused; while the locks are only drained, but for those of bodies under them.
+    pub(super) fn refuses(&self) -> bool {
+        self.is_closed() || self.draining.load(Ordering::SeqCst)
     }
 
     /// Refuses acquires, and loses what is held, since it is not renewed any more.

@@ -1,5 +1,7 @@
 //! The release of a hold: its end here, and the end of the lock on the servers.
 //!
+//! A hold is released with the last [`Share`] of it.
+//!
 //! ```text
 //! held ── close ──▶ closed ──▶ passed on
 //!                     │
@@ -32,11 +34,81 @@ use crate::backend::dynamic::DynClaim;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, claim_of, release_later, withdraw_awaited};
 use crate::engine::handoff::{Unpassed, pass_on};
-use crate::engine::hold::{Carriage, Condition, Hold};
+use crate::engine::hold::{Carriage, Condition, Hold, ShareKind};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::options::Role;
 use crate::runtime::timer::within;
 use crate::telemetry::{Spanned, Telemetry};
+
+/// A share of a hold. Dropping the last one passes the lock on, or has the keeper release it.
+pub(crate) struct Share {
+    hold: Option<Arc<Hold>>,
+    kind: ShareKind,
+}
+
+impl Share {
+    /// Makes the share of the owner to which a lock was granted.
+    pub(super) const fn first(hold: Arc<Hold>) -> Self {
+        Self { hold: Some(hold), kind: ShareKind::Plain }
+    }
+
+    /// Makes one more share, unless the lock was released already. Returns beside it how many there are of this kind.
+    #[inline]
+    pub(super) fn of(hold: Arc<Hold>, kind: ShareKind) -> Option<(Self, u32)> {
+        let shares = hold.share(kind)?;
+        Some((Self { hold: Some(hold), kind }, shares))
+    }
+
+    /// Is `true` if the hold counts this among the guards that were taken by hand.
+    #[inline]
+    pub(crate) fn is_nested(&self) -> bool {
+        self.kind == ShareKind::Nested
+    }
+
+    /// Has the hold count this among the guards that were taken by hand. Returns the number of these.
+    pub(super) fn nest(&mut self) -> u32 {
+        self.kind = ShareKind::Nested;
+        self.hold().nest()
+    }
+
+    #[inline]
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        match &self.hold {
+            Some(hold) => hold,
+            None => unreachable!("a share has its hold until it ends"),
+        }
+    }
+
+    /// Ends the share, and closes the hold if this was the last one. Returns what is left of the release, or its result
+    /// where nothing is left to do.
+    #[inline(always)]
+    pub(crate) fn release(mut self) -> Result<Release, Result<(), Error>> {
+        match self.hold.take() {
+            Some(shared) if !shared.unshare(self.kind) => {
+                Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) })
+            }
+            Some(last) if last.is_carried() => Err(carried(&last)),
+            Some(last) => Release::begin(last).map_err(Err),
+            None => unreachable!("a share ends once"),
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take()
+            && hold.unshare(self.kind)
+        {
+            if hold.engine.is_in_child() {
+                // The lock is the parent's, and so are the locks in memory, which may be taken for good here.
+                return std::mem::forget(hold);
+            }
+            if !hold.is_carried() {
+                drop(Release::close(hold));
+            }
+        }
+    }
+}
 
 /// A closed hold that is being released. Dropping it midway leaves the rest to the keeper.
 pub(crate) struct Release {
@@ -53,7 +125,7 @@ pub(crate) struct Release {
 impl Release {
     /// Closes the hold. Kept out of the way of a nested guard, whose release is many times shorter.
     #[cold]
-    pub(crate) fn begin(hold: Arc<Hold>) -> Result<Self, Error> {
+    fn begin(hold: Arc<Hold>) -> Result<Self, Error> {
         if let Err(failure) = hold.engine.refuse_in_child() {
             let error = hold.error(Operation::Release, failure);
             // Its drop would close connections that are the parent's.
@@ -64,15 +136,24 @@ impl Release {
     }
 
     /// Closes the hold of this process, and passes the lock on if that can be.
-    pub(super) fn close(hold: Arc<Hold>) -> Self {
+    fn close(hold: Arc<Hold>) -> Self {
         // Begun before the hold is closed, which unlists it: a shutdown finds it in the one place or the other.
         let activity = hold.engine.registry.activity.begin();
         let was = hold.close();
-        let (claim, activity, passed_on) = match pass_on(&hold, was, activity) {
-            Ok(()) => (None, None, true),
-            Err(Unpassed { claim, activity }) => (claim, Some(activity), false),
+        // Nearly all releases pass nothing on, and need no look at the clock to know that. The fences first, which are
+        // not shared with others. A waiter that comes after this is woken by the end of the release.
+        let is_wanted =
+            was == Condition::Held && hold.has_next_fence() && hold.engine.wait_queue.has(&hold.key);
+        let unpassed = match is_wanted {
+            true => pass_on(&hold, activity).err(),
+            false => Some(Unpassed { claim: None, activity }),
         };
-        Self { hold, was, claim, activity, passed_on }
+        match unpassed {
+            Some(Unpassed { claim, activity }) => {
+                Self { hold, was, claim, activity: Some(activity), passed_on: false }
+            }
+            None => Self { hold, was, claim: None, activity: None, passed_on: true },
+        }
     }
 
     /// Waits until the backend confirms the release.
@@ -134,17 +215,6 @@ impl Drop for Release {
             None => release_later(Arc::clone(&self.hold), activity),
             Some(claim) => Cleanup::of_hold(&self.hold, claim, activity).later(),
         }
-    }
-}
-
-/// Returns the hold that a guard is to release whose share [ended](super::share::Share::end), if that was the last one;
-/// otherwise the result of the release.
-#[inline(always)]
-pub(crate) fn step_back(ended: Result<Arc<Hold>, Arc<Hold>>) -> Result<Arc<Hold>, Result<(), Error>> {
-    match ended {
-        Ok(last) if last.is_carried() => Err(carried(&last)),
-        Ok(last) => Ok(last),
-        Err(shared) => Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) }),
     }
 }
 

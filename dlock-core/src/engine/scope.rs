@@ -30,7 +30,7 @@ use crate::engine::cleanup::give_up;
 use crate::engine::held_locks::HeldLocks;
 use crate::engine::hold::{Condition, Hold, ShareKind};
 use crate::engine::registry::HoldRegistry;
-use crate::engine::share::Share;
+use crate::engine::release::Share;
 use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::guarded::guard;
@@ -435,7 +435,7 @@ fn holds_any(registry: &HoldRegistry) -> bool {
 /// them nor of any that is drained together with them.
 pub(super) fn may_acquire(engine: &Engine) -> Result<(), Failure> {
     let registry = &engine.registry;
-    match registry.is_closed() || (registry.is_draining() && !holds_any(registry)) {
+    match registry.refuses() && (registry.is_closed() || !holds_any(registry)) {
         true => Err(registry.closed()),
         false => Ok(()),
     }

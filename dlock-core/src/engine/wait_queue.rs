@@ -88,7 +88,8 @@ struct KeyQueue {
     released: bool,
     /// A former waiter of this queue has the lock. Its release notifies the queue.
     held_here: bool,
-    /// The lock is left to other processes: no waiter here asks, or listens, before this moment.
+    /// The lock is left to other processes: no waiter here asks, or listens, before this moment. It is that of
+    /// [`Tenures`](super::tenure::Tenures), which outlives the queue; a release or a request here ends it earlier.
     back_until: Option<Instant>,
     asked_at: Option<Instant>,
     /// The moment at which it is to be asked for without any notification; `None`, which means at once, while that is

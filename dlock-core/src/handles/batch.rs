@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::engine::acquire::{Start, acquire_all, begin, only_share};
 use crate::engine::attended::{Attended, Begun};
-use crate::engine::share::Share;
+use crate::engine::release::Share;
 use crate::engine::{Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::guarded::guard;

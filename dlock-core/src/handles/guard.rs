@@ -7,9 +7,8 @@ use std::time::Duration;
 use crate::backend::Mode;
 use crate::engine::downgrade::downgrade;
 use crate::engine::hold::Hold;
-use crate::engine::release::{Release, step_back};
+use crate::engine::release::{Release, Share};
 use crate::engine::scope::{self, Noted};
-use crate::engine::share::Share;
 use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::held::{Ended, Held};
@@ -193,23 +192,23 @@ impl Guard {
     ///
     /// If dropped midway, the release goes on in the background.
     pub async fn release(self) -> Result<()> {
-        match self.step_back() {
+        match self.close() {
             // Not by `end`: a future that is handed out is moved, which a nested guard would pay for.
-            Ok(last) => Release::begin(last)?.finish().await,
+            Ok(release) => release.finish().await,
             Err(result) => result,
         }
     }
 
     /// Closes the hold, and returns the rest of the release; the result where nothing is left to do.
     pub(super) fn end(self) -> std::result::Result<impl Future<Output = Result<()>> + Send, Result<()>> {
-        Ok(Release::begin(self.step_back()?).map_err(Err)?.finish())
+        Ok(self.close()?.finish())
     }
 
-    /// Ends the share. Returns the hold if it was the last one, and otherwise the result.
+    /// Ends the share, and takes the entry of the guard out.
     #[inline(always)]
-    fn step_back(self) -> std::result::Result<Arc<Hold>, Result<()>> {
+    fn close(self) -> std::result::Result<Release, Result<()>> {
         let Self { share, noted: _noted } = self;
-        step_back(share.end())
+        share.release()
     }
 }
 

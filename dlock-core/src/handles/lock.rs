@@ -1,5 +1,6 @@
 //! A lock: a key with options.
 
+use std::convert::identity;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation, Result};
 use crate::handles::guard::Guard;
 use crate::key::Key;
-use crate::options::{OnLost, Options, Role, Wait, option_setters};
+use crate::options::{OnLost, Options, Overrides, Role, Wait, option_setters};
 use crate::telemetry::Site;
 use crate::token::Token;
 
@@ -50,7 +51,7 @@ impl Lock {
         Self { engine, key, options, site: Site::default() }
     }
 
-    option_setters!();
+    option_setters!(identity);
 
     /// Returns the lock for reading: any number of readers hold it at a time, and no writer does meanwhile.
     ///
@@ -124,6 +125,13 @@ impl Lock {
         self
     }
 
+    /// Sets the options that `overrides` has, and leaves the others as they are.
+    #[doc(hidden)]
+    pub fn with_overrides(mut self, overrides: &Overrides) -> Self {
+        overrides.options.set(&mut self.options);
+        self
+    }
+
     /// Stops waiting for a busy lock after so long, though the rest of the wait is there for the answers of requests.
     pub(super) const fn with_patience(mut self, patience: Duration) -> Self {
         self.options.patience = Some(patience);
@@ -170,9 +178,13 @@ impl Lock {
     /// Cancel-safe: when dropped at any await, whatever the attempt left on the server is withdrawn in the
     /// background, at once on a healthy connection, and never outlives the lease. The place among waiters is lost.
     pub async fn acquire(&self) -> Result<Guard> {
-        let mut guard = match self.reenter(true)? {
+        let key = self.checked(&self.options)?;
+        let mut guard = match self.reenter(key, true)? {
             Some(guard) => guard,
-            None => self.acquire_anew().await?,
+            None => {
+                let mut taking = self.begin(key)?;
+                std::future::poll_fn(|context| self.poll_taking(&mut taking, context)).await?
+            }
         };
         guard.note(self.options.max_depth)?;
         Ok(guard)
@@ -195,15 +207,10 @@ impl Lock {
         }
     }
 
-    async fn acquire_anew(&self) -> Result<Guard> {
-        let mut taking = self.begin()?;
-        std::future::poll_fn(|context| self.poll_taking(&mut taking, context)).await
-    }
-
-    /// Takes a further guard, if the calling scope holds the lock already.
+    /// Takes a further guard, if the calling scope holds the lock already: by its key, which was
+    /// [checked](Self::checked).
     #[inline]
-    pub(super) fn reenter(&self, by_hand: bool) -> Result<Option<Guard>> {
-        let key = self.checked(&self.options)?;
+    pub(super) fn reenter(&self, key: &Key, by_hand: bool) -> Result<Option<Guard>> {
         if self.options.takes_over.is_some() {
             // The baton stands for another hold than the caller's.
             return Ok(None);
@@ -215,10 +222,9 @@ impl Lock {
         Ok(share.map(Guard::new))
     }
 
-    /// Begins to take a lock that the calling scope does not hold.
-    pub(super) fn begin(&self) -> Result<Attended<Option<Shares>>> {
-        let spec = self.spec(self.checked(&self.options)?, self.options);
-        Ok(Attended::Begun(begin(spec, Start::Now)?))
+    /// Begins to take a lock that the calling scope does not hold: by its key, which was [checked](Self::checked).
+    pub(super) fn begin(&self, key: &Key) -> Result<Attended<Option<Shares>>> {
+        Ok(Attended::Begun(begin(self.spec(key, self.options), Start::Now)?))
     }
 
     /// Polls what [`begin`](Self::begin) began.

@@ -6,6 +6,7 @@ mod health;
 
 pub use health::Health;
 
+use std::convert::identity;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -344,7 +345,7 @@ pub struct LocksBuilder {
 }
 
 impl LocksBuilder {
-    option_setters!();
+    option_setters!(identity);
 
     /// Sets after how many sections, passed on or acquired anew, this process lets others have a lock that they wait
     /// for. Default 64; 1 to 256. See [`with_handoff`](Self::with_handoff).

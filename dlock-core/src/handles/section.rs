@@ -90,10 +90,13 @@ impl SectionTarget {
     /// Begins to take the lock, or returns the guard of a lock that is entered again.
     fn take(&self) -> Result<SectionState> {
         Ok(match self {
-            Self::Lock(lock) => match lock.reenter(false)? {
-                Some(guard) => SectionState::Locked(SectionGuard::One(guard)),
-                None => SectionState::Entering(Entering::One(lock.begin()?)),
-            },
+            Self::Lock(lock) => {
+                let key = lock.checked(lock.options())?;
+                match lock.reenter(key, false)? {
+                    Some(guard) => SectionState::Locked(SectionGuard::One(guard)),
+                    None => SectionState::Entering(Entering::One(lock.begin(key)?)),
+                }
+            }
             Self::Batch(batch) => {
                 let batch = batch.clone();
                 let taking = async move { batch.acquire_unnoted().await.map(SectionGuard::All) };

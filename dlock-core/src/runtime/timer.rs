@@ -74,7 +74,7 @@ impl Timers {
         future: impl Future<Output = T> + 'a,
     ) -> impl Future<Output = Option<T>> + 'a {
         // An async block around it would have room for `future` twice.
-        bounded(move || self.timer(end), future)
+        bounded(|| true, move || self.timer(end), future)
     }
 
     /// Awaits `future` for `limit`, counted from the first poll that does not resolve it; `None` if the time is up
@@ -84,7 +84,7 @@ impl Timers {
         limit: Duration,
         future: impl Future<Output = T> + 'a,
     ) -> impl Future<Output = Option<T>> + 'a {
-        bounded(move || self.timer(later(self.now(), limit)), future)
+        bounded(|| true, move || self.timer(later(self.now(), limit)), future)
     }
 }
 
@@ -151,7 +151,21 @@ pub async fn sleep(length: Duration) {
 ///
 /// As that of `future`.
 pub fn by_then<T>(end: Instant, future: impl Future<Output = T>) -> impl Future<Output = Option<T>> {
-    bounded(move || own(end), future)
+    bounded(|| true, move || own(end), future)
+}
+
+/// Awaits `future` until `end`, as [`by_then`] does, but looks at the time only in polls in which `watches` returns
+/// `true`. In all others whoever polls does so, and there is no timer that would wake it.
+///
+/// # Cancel safety
+///
+/// As that of `future`.
+pub fn by_then_if<T>(
+    end: Instant,
+    watches: impl FnMut() -> bool,
+    future: impl Future<Output = T>,
+) -> impl Future<Output = Option<T>> {
+    bounded(watches, move || own(end), future)
 }
 
 /// Awaits `future` for `limit`, as [`by_then`] does. The time counts from the first poll that does not resolve it, by
@@ -161,7 +175,7 @@ pub fn by_then<T>(end: Instant, future: impl Future<Output = T>) -> impl Future<
 ///
 /// As that of `future`.
 pub fn within<T>(limit: Duration, future: impl Future<Output = T>) -> impl Future<Output = Option<T>> {
-    bounded(move || own(later(Instant::now(), limit)), future)
+    bounded(|| true, move || own(later(Instant::now(), limit)), future)
 }
 
 tokio::task_local! {
@@ -186,14 +200,19 @@ pub fn question_limit() -> Option<Duration> {
 }
 
 /// Awaits `future` for as long as `timer` sleeps; `None` if the time is up first. The timer is made only if the future
-/// does not resolve at once: otherwise two looks at the clock are saved.
-fn bounded<M: FnOnce() -> Sleep, F: Future>(timer: M, future: F) -> Bounded<M, F> {
-    Bounded { timer: Some(timer), sleep: None, wakes: Wakes::default(), future }
+/// does not resolve at once, which saves two looks at the clock, and `watches` returns `true`.
+fn bounded<W: FnMut() -> bool, M: FnOnce() -> Sleep, F: Future>(
+    watches: W,
+    timer: M,
+    future: F,
+) -> Bounded<W, M, F> {
+    Bounded { watches, timer: Some(timer), sleep: None, wakes: Wakes::default(), future }
 }
 
 pin_project! {
     /// A future with a bound. An async block would have room for the future twice.
-    struct Bounded<M, F> {
+    struct Bounded<W, M, F> {
+        watches: W,
         timer: Option<M>,
         #[pin]
         sleep: Option<Unconstrained<Sleep>>,
@@ -203,7 +222,7 @@ pin_project! {
     }
 }
 
-impl<M: FnOnce() -> Sleep, F: Future> Future for Bounded<M, F> {
+impl<W: FnMut() -> bool, M: FnOnce() -> Sleep, F: Future> Future for Bounded<W, M, F> {
     type Output = Option<F::Output>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -211,6 +230,9 @@ impl<M: FnOnce() -> Sleep, F: Future> Future for Bounded<M, F> {
         // The future comes first: an answer that is there counts, also if the time is up by now.
         if let Poll::Ready(output) = this.future.poll(context) {
             return Poll::Ready(Some(output));
+        }
+        if !(this.watches)() {
+            return Poll::Pending;
         }
         if let Some(timer) = this.timer.take() {
             // Unconstrained: a future that uses up the task's budget must not keep the end of the time from being
@@ -231,9 +253,29 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_time_is_up_or_the_future_is_first() {
         let hour = || tokio::time::sleep(Duration::from_secs(3_600));
-        assert_eq!(bounded(|| unreachable!("it resolves at once"), async { 7 }).await, Some(7));
-        assert_eq!(bounded(hour, tokio::time::sleep(Duration::from_secs(1))).await, Some(()));
-        assert_eq!(bounded(hour, std::future::pending::<()>()).await, None);
+        assert_eq!(bounded(|| true, || unreachable!("it resolves at once"), async { 7 }).await, Some(7));
+        assert_eq!(bounded(|| true, hour, tokio::time::sleep(Duration::from_secs(1))).await, Some(()));
+        assert_eq!(bounded(|| true, hour, std::future::pending::<()>()).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_is_not_looked_at_while_another_watches_it() {
+        let (watches, mut timers) = (std::cell::Cell::new(false), 0);
+        let timer = || {
+            timers += 1;
+            tokio::time::sleep(Duration::from_millis(1))
+        };
+        let mut bounded = pin!(bounded(|| watches.get(), timer, std::future::pending::<()>()));
+        let mut poll = || bounded.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll().is_pending());
+        watches.set(true);
+        assert!(poll().is_pending(), "the timer begins");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        watches.set(false);
+        assert!(poll().is_pending(), "the time is up, and nobody here watches it");
+        watches.set(true);
+        assert_eq!(poll(), Poll::Ready(None));
+        assert_eq!(timers, 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -256,7 +298,7 @@ mod tests {
             context.waker().wake_by_ref();
             if polls < 2 { Poll::Pending } else { Poll::Ready(()) }
         });
-        let mut bounded = pin!(bounded(|| tokio::time::sleep(Duration::from_secs(60)), twice));
+        let mut bounded = pin!(bounded(|| true, || tokio::time::sleep(Duration::from_secs(60)), twice));
         let mut poll = || bounded.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(poll().is_pending() && poll().is_ready());
     }

@@ -6,11 +6,10 @@ use dlock_core::Failure;
 use dlock_core::backend::{BatchAttempt, Busy, InFlight, Mode};
 
 use super::RedisClaim;
-use super::answers::{senseless, without_fence};
 use super::in_flight::Sent;
 use crate::client::Client;
 use crate::command::Command;
-use crate::error::Fault;
+use crate::error::{Fault, senseless, without_fence};
 use crate::request::Answer;
 use crate::servers::{Connection, Route, Track};
 

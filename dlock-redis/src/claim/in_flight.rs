@@ -16,7 +16,6 @@ use dlock_core::backend::{InFlight, Withdrawal, within};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::answers::withdrawn;
 use crate::command::Command;
 use crate::error::Fault;
 use crate::request::Request;
@@ -122,7 +121,7 @@ pub(super) async fn withdraw(
         // server it is, instead of leaving it to the end of its lease. It settles nothing: an attempt may still arrive
         // after it.
         let reply = servers.carry_out(Command::of(request), patience, &mut Untracked).await?;
-        removed |= withdrawn(&reply.answer)?.removed;
+        removed |= reply.answer.withdrawn()?.removed;
     }
     if in_flight.is_empty() {
         return Ok(if removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT });
@@ -156,7 +155,7 @@ impl Sent {
         let answered = within(SAME_CONNECTION, outcome.wait_for(Option::is_some)).await;
         let Some(Ok(answer)) = answered else { return Followed::Open };
         match answer.as_ref() {
-            Some(Ok(reply)) => withdrawn(&reply.answer).map_or(Followed::Open, Followed::Answered),
+            Some(Ok(reply)) => reply.answer.withdrawn().map_or(Followed::Open, Followed::Answered),
             Some(Err(fault)) if fault.redirect().is_some() => Followed::Redirected,
             Some(Err(Fault::Refused(_))) => {
                 // For example by a server that is busy with a script. The next call sends the withdrawal again.

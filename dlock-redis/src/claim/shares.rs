@@ -7,17 +7,11 @@ use dlock_core::backend::{Attempt, Grant};
 use dlock_core::{ErrorKind, Failure};
 
 use super::RedisClaim;
-use super::answers::senseless;
-use crate::error::{is_cut_short, refusal};
+use crate::error::{is_cut_short, refusal, senseless};
 use crate::format::NO_LOCK;
 use crate::request::{Answer, Step, Who};
 
 impl RedisClaim {
-    /// Returns `true` if the claim is withdrawn by the script of shared locks. That script knows exclusive locks, too.
-    pub(super) fn is_share(&self) -> bool {
-        !self.is_plain() || self.downgraded || self.waits_for_all && !self.held
-    }
-
     /// Sends one attempt by the script of shared locks, or of fair ones.
     pub(super) async fn attempt_share(&mut self) -> Result<Attempt, Failure> {
         let mode = self.request.mode;

@@ -41,7 +41,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 
 use super::open::Opened;
 use super::queue::{Call, Direct, Queue};
-use super::wire::{Reply, Wire, WireOptions, senseless};
+use super::wire::{Reply, Wire, WireOptions};
 use crate::command::Command;
 use crate::error::Fault;
 use crate::request::{CallNumber, Request, ScriptKind};
@@ -175,7 +175,7 @@ impl Connection {
     ) -> Result<Reply, Fault> {
         let _turn = self.turn(command).await?;
         let mut replies = self.wire.carry_out(command, asking, &|_| false).await;
-        replies.pop().unwrap_or_else(|| Err(senseless()))
+        replies.pop().unwrap_or_else(|| Err(Fault::senseless()))
     }
 
     /// Waits for the turn of a call with one step. Once a request is handed to the wire it can neither be taken back

@@ -42,10 +42,10 @@ pub(crate) use self::open::Opener;
 use self::sentinel::Sentinels;
 pub(crate) use self::track::{Track, Untracked};
 pub(crate) use self::wire::Reply;
-use self::wire::{WireOptions, senseless};
+use self::wire::WireOptions;
 use crate::command::{Command, Question};
 use crate::config::Config;
-use crate::error::Fault;
+use crate::error::{Fault, senseless};
 use crate::format::Format;
 use crate::request::{Answer, CallNumber};
 use crate::tracking::Tracking;
@@ -164,7 +164,7 @@ impl Servers {
     pub(crate) async fn ask(&self, question: &Question<'_>, patience: Duration) -> Result<Value, Failure> {
         match self.carry_out(Command::Ask(question), patience, &mut Untracked).await?.answer {
             Answer::Value(value) => Ok(*value),
-            _ => Err(senseless().into_failure()),
+            _ => Err(senseless()),
         }
     }
 

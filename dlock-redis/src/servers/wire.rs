@@ -158,7 +158,7 @@ impl Wire {
     ) -> Replies {
         let result = reply.and_then(|reply| result_of(number, reply));
         let answers =
-            result.and_then(|result| command.read(&self.options.format, result).ok_or_else(senseless));
+            result.and_then(|result| command.read(&self.options.format, result).ok_or_else(Fault::senseless));
         match answers {
             Ok(answers) => answers.into_iter().map(|answer| answered(answer, acknowledged)).collect(),
             Err(fault) => smallvec![Err(fault); command.answers()],
@@ -211,7 +211,7 @@ impl Wire {
         let mut replies = connection.send_packed_commands(&pipeline, 0, count).await.map_err(Fault::of)?;
         // Fewer or more replies cannot be assigned to their calls any more.
         if replies.len() != count {
-            return Err(senseless());
+            return Err(Fault::senseless());
         }
         let acknowledged = match replicas.and_then(|_| replies.pop()) {
             Some(Value::Int(count)) => count.try_into().unwrap_or(0),
@@ -238,10 +238,6 @@ fn answered(answer: Answer, acknowledged: u32) -> Result<Reply, Fault> {
 fn result_of(number: CallNumber, reply: Value) -> Result<Value, Fault> {
     match reply {
         Value::ServerError(error) => Err(Fault::of(error.into())),
-        reply => number.result_in(reply).ok_or_else(senseless),
+        reply => number.result_in(reply).ok_or_else(Fault::senseless),
     }
-}
-
-pub(super) fn senseless() -> Fault {
-    Fault::Cut("malformed reply".into())
 }

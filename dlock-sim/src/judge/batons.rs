@@ -126,8 +126,10 @@ impl World {
             let name = self.keys[key].clone();
             let known = self.judge.batons.left.get(&entry.token);
             // A store that goes on with an old copy has the lock held again, and may get a repeated request to leave it
-            // after that: the giver has the baton already.
-            let is_given = known.is_some_and(|left| left.given && left.fence == entry.fence);
+            // after that: the giver has the baton already. So it has where an administrator freed the lock, and an
+            // attempt and a request to leave it arrive that were sent long before.
+            let are_late = self.plan.late > self.plan.lease / 2;
+            let is_given = known.is_some_and(|left| left.given && (left.fence == entry.fence || are_late));
             match known.filter(|left| left.epoch == epoch) {
                 None => {
                     let (process, fence, until) = (entry.process, entry.fence, entry.expires);
@@ -137,7 +139,7 @@ impl World {
                 }
                 // An attempt that came late took the lock again under the token of its claim, and a request to leave it
                 // that came even later left it.
-                Some(left) if entry.fence != left.fence && self.plan.late > self.plan.lease / 2 => {
+                Some(left) if entry.fence != left.fence && are_late => {
                     if let Some(left) = self.judge.batons.left.get_mut(&entry.token) {
                         (left.fence, left.until, left.taken_by) = (entry.fence, entry.expires, None);
                     }

@@ -1,13 +1,13 @@
 //! Who drives a request.
 
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::future::pending;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use dlock_core::backend::{sleep_until, within};
+use dlock_core::backend::{by_then_if, within};
 use dlock_core::{Failure, keeper};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
@@ -89,42 +89,19 @@ impl<T: Send + 'static> Drop for Driven<T> {
 
 /// Waits until then, but only where dlock's own thread polls it: a timer of another's would wake that thread each time.
 pub(crate) async fn sleep_on_own_thread(end: Instant) {
-    let mut sleep = pin!(None);
-    poll_fn(|context| {
-        let own = keeper::runtime().map(Handle::id).ok();
-        if own.is_none() || own != Handle::try_current().map(|current| current.id()).ok() {
-            return Poll::Pending;
-        }
-        if sleep.is_none() {
-            sleep.set(Some(sleep_until(end)));
-        }
-        sleep.as_mut().as_pin_mut().map_or(Poll::Pending, |sleep| sleep.poll(context))
-    })
-    .await;
+    let is_own = || match (keeper::runtime(), Handle::try_current()) {
+        (Ok(own), Ok(current)) => own.id() == current.id(),
+        _ => false,
+    };
+    by_then_if(end, is_own, pending::<()>()).await;
 }
 
 /// What a request answers, unless it is still not there at `end`. As long as the caller drives it, it is he who looks
 /// at the time: a timer of its own would wake our thread for each request.
-pub(super) async fn unless_late<F: Future + Send>(
-    mut request: Pin<&mut F>,
+pub(super) fn unless_late<T>(
+    request: impl Future<Output = T>,
     end: Instant,
     caller: &Caller,
-) -> Option<F::Output> {
-    let mut late = pin!(None);
-    poll_fn(|context| {
-        if let Poll::Ready(answer) = request.as_mut().poll(context) {
-            return Poll::Ready(Some(answer));
-        }
-        if caller.drives && caller.waits() {
-            return Poll::Pending;
-        }
-        if late.is_none() {
-            late.set(Some(sleep_until(end)));
-        }
-        match late.as_mut().as_pin_mut() {
-            Some(late) => late.poll(context).map(|()| None),
-            None => Poll::Pending,
-        }
-    })
-    .await
+) -> impl Future<Output = Option<T>> {
+    by_then_if(end, || !(caller.drives && caller.waits()), request)
 }

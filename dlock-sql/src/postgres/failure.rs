@@ -14,6 +14,9 @@ const NO_ROOM: &str = "53300";
 pub(super) const UNPREPARED: &str = "26000";
 pub(super) const OUTDATED: &str = "0A000";
 
+/// The error of a name that a prepared statement has already.
+pub(super) const NAME_TAKEN: &str = "42P05";
+
 /// What is said of a table in which a key may have several rows. The table's name is put in, as
 /// into the texts that follow.
 pub(super) const UNKEYED: &str = "the column \"key\" of table {table} has no index that gives each key one row, so that a lock could be granted \

@@ -6,6 +6,7 @@ use dlock_core::{Key, Token};
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::answers::{bytes, holder};
+use super::named::Step;
 use super::server::PostgresServer;
 use super::statements::{MARK_LENGTH, asked, kept_for_line, mark_of, standing, turn, unmarked, us};
 use super::values::Value::{Bytes, Text};
@@ -47,13 +48,8 @@ impl Line {
                 place: "NULL::bigint, NULL::bigint",
             };
         };
-        let (places, token) = (Places::of(&ask.key), Bytes(ask.token.as_bytes()).literal());
-        let (low, high) = (Bytes(&places.low).literal(), Bytes(&places.high).literal());
-        let range = range(&places);
-        let own = match stand.known {
-            Some(place) => format!("held.key = {}", Bytes(&places.at(place)).literal()),
-            None => range.clone(),
-        };
+        let (range, token) = (RANGE, "(SELECT token FROM asked)");
+        let own = if stand.known.is_some() { "held.key = (SELECT known FROM asked)" } else { range };
         let seen = format!(
             r", own_place AS MATERIALIZED (
                 SELECT held.fence AS place FROM {table} AS held WHERE {own} AND held.token = {token} LIMIT 1
@@ -78,7 +74,7 @@ impl Line {
         let changes = format!(
             r", waits AS (
                 INSERT INTO {table} AS held (key, token, fence, expires, holder)
-                SELECT {low} || int8send(place), asked.token, place,
+                SELECT low || int8send(place), asked.token, place,
                     now + ({kept} + least({longer}, {per_place} * before)) * interval '1 microsecond', line
                 FROM asked, judged, place WHERE verdict IN ('busy', 'kept out') AND {waits}
                 ON CONFLICT (key) DO UPDATE SET token = excluded.token, expires = excluded.expires,
@@ -97,7 +93,7 @@ impl Line {
             ), passed AS (
                 DELETE FROM {table} AS held USING asked, judged
                 WHERE {range} AND verdict IN ('granted', 'adopted') AND (held.token = {token} OR held.expires <= now)
-                    AND held.key <= coalesce({low} || int8send((SELECT place FROM own_place)), {high})
+                    AND held.key <= coalesce(low || int8send((SELECT place FROM own_place)), high)
             )",
             kept = micros(KEPT),
             longer = micros(KEPT_LONGER),
@@ -128,16 +124,20 @@ impl PostgresServer {
         token: &Token,
     ) -> SqlResult<bool> {
         let (table, channel, beside) = (self.quoted(), self.channel(key), Beside::of(key));
-        let asked = asked(&[
+        let places = Places::of(key);
+        let values = [
             ("main", Bytes(bytes(key))),
             ("preferred", Bytes(&beside.preferred)),
             ("own", Bytes(b"")),
             ("beyond", Bytes(&beside.beyond)),
             ("token", Bytes(token.as_bytes())),
-        ]);
-        let (range, token) = (range(&Places::of(key)), Bytes(token.as_bytes()).literal());
+            ("low", Bytes(&places.low)),
+            ("high", Bytes(&places.high)),
+            ("channel", Text(&channel)),
+        ];
+        let (range, token) = (RANGE, "(SELECT token FROM asked)");
         let leave = format!(
-            r"WITH {asked}, {standing}, next_in_line AS MATERIALIZED (
+            r"{standing}, next_in_line AS MATERIALIZED (
                 SELECT held.token FROM {table} AS held
                 WHERE {range} AND held.expires > (SELECT now FROM asked) AND held.token <> {token}
                 ORDER BY held.key LIMIT 1
@@ -159,8 +159,8 @@ impl PostgresServer {
                     AND (is_over OR right(held.holder, {MARK_LENGTH}) = {mark})
             )
             SELECT coalesce(is_ours, false), CASE WHEN is_over AND next IS NOT NULL THEN pg_notify({channel_of_next}, '')
-                WHEN awaited AND (is_over OR EXISTS (SELECT FROM not_preferred)) THEN pg_notify({channel}, '') END
-            FROM main, turned",
+                WHEN awaited AND (is_over OR EXISTS (SELECT FROM not_preferred)) THEN pg_notify(channel, '') END
+            FROM asked, main, turned",
             standing = standing(&table),
             turn = turn(),
             kept = kept_for_line(),
@@ -168,9 +168,8 @@ impl PostgresServer {
             mark_of_next = mark_of("next"),
             mark = mark_of("asked.token"),
             channel_of_next = format_args!("'{TURNS}' || encode(next, 'hex')"),
-            channel = Text(&channel).literal(),
         );
-        let row = self.in_one_message(on, &[self.lock(key), leave]).await?;
+        let row = self.by_name(on, &[self.lock(key)], &Step { values: &values, rest: leave }).await?;
         row.map_or(Ok(false), |row| row.try_get(0))
     }
 
@@ -182,9 +181,11 @@ impl PostgresServer {
         place: i64,
     ) -> SqlResult<Option<LineSeen>> {
         let (table, places) = (self.quoted(), Places::of(key));
-        let (range, token) = (range(&places), Bytes(token.as_bytes()).literal());
+        let (range, own, low, high) = (RANGE, places.at(place), Bytes(&places.low), Bytes(&places.high));
+        let asked = asked(&[("low", low), ("high", high), ("token", Bytes(token.as_bytes()))]);
+        let token = "(SELECT token FROM asked)";
         let see = format!(
-            r"WITH asked AS MATERIALIZED (SELECT clock_timestamp() AS now), first AS MATERIALIZED (
+            r"WITH {asked}, first AS MATERIALIZED (
                 SELECT held.fence AS place FROM {table} AS held
                 WHERE {range} AND (held.expires > (SELECT now FROM asked) OR held.token = {token})
                 ORDER BY held.key LIMIT 1
@@ -195,7 +196,7 @@ impl PostgresServer {
                 AND main.expires > now",
             kept = us("held.expires - now"),
             left = us("least(main.expires, now + interval '1 year') - now"),
-            own = Bytes(&places.at(place)).literal(),
+            own = Bytes(&own).literal(),
             key = Bytes(bytes(key)).literal(),
             turn = turn(),
         );
@@ -212,6 +213,4 @@ impl PostgresServer {
 }
 
 /// The rows of those in line, as `held`.
-pub(super) fn range(places: &Places) -> String {
-    format!("held.key > {} AND held.key < {}", Bytes(&places.low).literal(), Bytes(&places.high).literal())
-}
+pub(super) const RANGE: &str = "held.key > (SELECT low FROM asked) AND held.key < (SELECT high FROM asked)";

@@ -10,6 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Postgres, Row, Sql
 use super::diagnosis;
 use super::failure::{OUTDATED, UNPREPARED, classify, has_no_room, is_made_twice, is_missing, no_table};
 use super::listen::Listening;
+use super::names::Names;
 use super::statements::{HOME, PostgresStatements, schema};
 use super::table::{check_table, schemas_of};
 use super::values::{self, Value};
@@ -47,6 +48,9 @@ pub struct PostgresServer {
     pub(super) releases: Option<Releases>,
     /// Values are part of the statements, so that each is one message and prepares nothing.
     simple: bool,
+    /// Whether connections know what was prepared on them: not where statements are simple, and not behind a pooler
+    /// that lends another one for each message.
+    pub(super) names: Names,
     /// Whether grants of sessions and locked rows are counted.
     pub(super) fences: bool,
 }
@@ -184,7 +188,8 @@ impl Server for PostgresServer {
             .notified
             .then(|| Releases::new(Channels::new(Listening(Arc::clone(connector))), table.clone()));
         let Settings { simple, fences, .. } = *settings;
-        Self { table: table.clone(), statements: PostgresStatements::of(table), releases, simple, fences }
+        let (statements, names) = (PostgresStatements::of(table), Names::new(simple));
+        Self { table: table.clone(), statements, releases, simple, names, fences }
     }
 
     fn table(&self) -> &TableName {

@@ -13,7 +13,8 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::answers::{bytes, holder};
-use super::line::{Line, range};
+use super::line::{Line, RANGE};
+use super::named::Step;
 use super::server::PostgresServer;
 use super::statements::{
     asked, channel_of_first, is_wanted, kept_for_line, mark_of, standing, turn, unmarked, us,
@@ -49,17 +50,20 @@ impl PostgresServer {
 
     async fn release_several(&self, on: &mut PgConnection, key: &Key, token: &Token) -> SqlResult<bool> {
         let beside = Beside::of(key);
-        let (own, channel) = (beside.own(token), self.channel(key));
-        let asked = asked(&[
+        let (own, channel, places) = (beside.own(token), self.channel(key), Places::of(key));
+        let values = [
             ("main", Bytes(bytes(key))),
             ("preferred", Bytes(&beside.preferred)),
             ("own", Bytes(&own)),
             ("beyond", Bytes(&beside.beyond)),
             ("token", Bytes(token.as_bytes())),
-        ]);
+            ("low", Bytes(&places.low)),
+            ("high", Bytes(&places.high)),
+            ("channel", Text(&channel)),
+        ];
         let table = self.quoted();
         let release = format!(
-            r"WITH {asked}, {standing}, others AS MATERIALIZED (
+            r"{standing}, others AS MATERIALIZED (
                 SELECT max(expires) AS last FROM shares WHERE NOT is_own
             ), next_in_line AS MATERIALIZED (
                 SELECT held.token AS next FROM asked, main, others, {table} AS held
@@ -87,19 +91,18 @@ impl PostgresServer {
             SELECT EXISTS (SELECT FROM freed WHERE is_held),
                 CASE WHEN EXISTS (SELECT FROM freed WHERE first IS NOT NULL) THEN pg_notify((SELECT first FROM freed), '')
                 WHEN main.awaited AND (EXISTS (SELECT FROM freed WHERE is_free) OR EXISTS (SELECT FROM not_preferred))
-                THEN pg_notify({channel}, '') END
-            FROM main",
+                THEN pg_notify(channel, '') END
+            FROM asked, main",
             standing = standing(&table),
-            line = range(&Places::of(key)),
+            line = RANGE,
             mark_of_next = mark_of("next"),
             remembered = later("now", PERMITS_REMEMBERED),
             wanted = is_wanted("held."),
             turn = turn(),
             kept_for_line = kept_for_line(),
             first = channel_of_first("held."),
-            channel = Text(&channel).literal(),
         );
-        let row = self.in_one_message(on, &[self.lock(key), release]).await?;
+        let row = self.by_name(on, &[self.lock(key)], &Step { values: &values, rest: release }).await?;
         row.map_or(Ok(false), |row| row.try_get(0))
     }
 
@@ -116,7 +119,9 @@ impl ShareTable for PostgresServer {
         let own = beside.own(&ask.token);
         let is_alone = ask.mode == Mode::Exclusive;
         let number = |yes: bool| Number(i64::from(yes));
-        let asked = asked(&[
+        let places = Places::of(&ask.key);
+        let known = ask.stand.as_ref().and_then(|stand| stand.known).map(|place| places.at(place));
+        let values = [
             ("main", Bytes(bytes(&ask.key))),
             ("preferred", Bytes(&beside.preferred)),
             ("own", Bytes(&own)),
@@ -131,7 +136,10 @@ impl ShareTable for PostgresServer {
             ("alone", number(is_alone)),
             ("prefers", number(ask.prefers)),
             ("fences", Number(i64::from(ask.fences))),
-        ]);
+            ("low", Bytes(&places.low)),
+            ("high", Bytes(&places.high)),
+            ("known", Bytes(known.as_deref().unwrap_or_default())),
+        ];
         let table = self.quoted();
         let Line { seen: line, is_taken, is_not_its_turn, mark, is_wanted, changes, place } =
             Line::of_attempt(&table, ask);
@@ -148,7 +156,7 @@ impl ShareTable for PostgresServer {
             None => ("granted", "permits <> of", "", "total.own IS NOT NULL"),
         };
         let take = format!(
-            r"WITH {asked}, {standing}, total AS MATERIALIZED (
+            r"{standing}, total AS MATERIALIZED (
                 SELECT coalesce(sum(taken), 0) AS taken, min(expires) AS first,
                     max(expires) FILTER (WHERE NOT is_own) AS last, max(fence) FILTER (WHERE is_own) AS own FROM shares
             ), preferred AS MATERIALIZED (
@@ -224,8 +232,9 @@ impl ShareTable for PostgresServer {
             seen_left = us("greatest(now, least(seen.expires, now + interval '1 year')) - now"),
         );
         let moved = ask.takes_over.map(|left| self.move_share(ask, &left));
-        let statements: Vec<_> = [lock].into_iter().chain(moved).chain([take]).collect();
-        let row = self.in_one_message(on, &statements).await?.ok_or(sqlx::Error::RowNotFound)?;
+        let before: Vec<_> = [lock].into_iter().chain(moved).collect();
+        let step = Step { values: &values, rest: take };
+        let row = self.by_name(on, &before, &step).await?.ok_or(sqlx::Error::RowNotFound)?;
         let permits = u32::try_from(row.try_get::<i64, _>(2)?).unwrap_or_default();
         let (verdict, several): (&str, bool) = (row.try_get(0)?, row.try_get(3)?);
         let line: Option<&str> = row.try_get(8)?;

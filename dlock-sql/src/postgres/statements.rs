@@ -379,8 +379,18 @@ pub(super) const HOME: &str = "SELECT name::text FROM unnest(current_schemas(fal
 
 /// The values of a step as a row, with one moment of the server's clock.
 pub(super) fn asked(values: &[(&str, Value<'_>)]) -> String {
-    let values: Vec<_> =
-        values.iter().map(|(name, value)| format!("{} AS {name}", value.literal())).collect();
+    asked_as(values, |_, value| value.literal())
+}
+
+/// The same with each value `written` so, at its place from 1 on.
+pub(super) fn asked_as(
+    values: &[(&str, Value<'_>)],
+    written: impl Fn(usize, &Value<'_>) -> String,
+) -> String {
+    let values: Vec<_> = (1..)
+        .zip(values)
+        .map(|(place, (name, value))| format!("{} AS {name}", written(place, value)))
+        .collect();
     format!("asked AS MATERIALIZED (SELECT {}, clock_timestamp() AS now)", values.join(", "))
 }
 

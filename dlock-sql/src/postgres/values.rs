@@ -31,6 +31,18 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The type of the parameter that takes it.
+    pub(super) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Bytes(_) => "bytea",
+            Self::Number(_) => "bigint",
+            Self::Text(_) => "text",
+            Self::ManyBytes(_) => "bytea[]",
+            Self::Numbers(_) => "bigint[]",
+            Self::Texts(_) => "text[]",
+        }
+    }
+
     /// As it stands in a statement, whatever the settings of the session: nothing of the value itself is in it but
     /// digits.
     pub(super) fn literal(&self) -> String {

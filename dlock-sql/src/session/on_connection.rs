@@ -3,10 +3,10 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use dlock_core::backend::{Backoff, sleep};
-use dlock_core::{Error, ErrorKind, Failure, Fence, Key, Operation, Result};
+use dlock_core::{Error, ErrorKind, Failure, Fence, Identity, Key, Operation, Result};
 use tokio::time::Instant;
 
 use super::Sessions;
@@ -91,7 +91,8 @@ where
         self.handles.ready(QUESTION).await.map_err(fail)?;
         let server = self.others.server();
         let name = server.name(&key);
-        let wanted = [Wanted { name: name.clone(), holder: holder(), limit: QUESTION, has_turn: false }];
+        let holder = Identity::describe_process(SystemTime::now());
+        let wanted = [Wanted { name: name.clone(), holder, limit: QUESTION, has_turn: false }];
         let end = match patience {
             Patience::AtMost(limit) => Instant::now().checked_add(limit),
             Patience::No | Patience::OfServer => None,
@@ -125,12 +126,6 @@ where
             sleep(pause).await;
         }
     }
-}
-
-/// Who holds it, for [`Holder::parse`](dlock_core::Holder::parse).
-fn holder() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    format!("pid={} since={since}", std::process::id())
 }
 
 fn failure_of<S: SessionServer>(server: &S, error: TakeError) -> Failure {

@@ -13,8 +13,8 @@ use shuttle::thread::{self, JoinHandle};
 use crate::backend::{Backoff, Grant, Signal, Validity};
 use crate::engine::activity::Activity;
 use crate::engine::hold::Hold;
+use crate::engine::release::Share;
 use crate::engine::scope::refused;
-use crate::engine::share::Share;
 use crate::engine::wait_queue::{Ticket, WaitQueue};
 use crate::engine::{Engine, Spec};
 use crate::keeper::Spawn;
@@ -274,7 +274,7 @@ fn the_last_guard_releases() {
     let threads = [first, second].map(|share| {
         let released = Arc::clone(&released);
         thread::spawn(move || {
-            if share.end().is_ok() {
+            if share.release().is_ok() {
                 released.fetch_add(1, Ordering::SeqCst);
             }
         })

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use super::{Acquire, Shares, Specs};
 use crate::backend::Mode;
-use crate::engine::acquire::limits::within;
+use crate::engine::acquire::wait::within;
 use crate::engine::attended::Begun;
-use crate::engine::share::Share;
+use crate::engine::release::Share;
 use crate::engine::{Engine, Spec, scope};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::telemetry::{AcquireSpan, Spanned};
@@ -63,7 +63,8 @@ pub(crate) fn acquire_all(specs: Specs, start: Start) -> impl Future<Output = Re
 fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
     let first = &specs[0];
     let refuse = |failure: Failure| first.error(Operation::Acquire, failure);
-    // Refused before a claim is made, so that a shutdown need not wait for its withdrawal.
+    // Refused before a claim is made, so that a shutdown need not wait for its withdrawal. Most refusals end here; one
+    // that comes later is found before the first request.
     scope::may_acquire(&first.engine).map_err(refuse)?;
     let keys = (specs.len() > 1).then_some(specs.len());
     let span = first.engine.telemetry.acquire_started(first.subject(), keys);

@@ -5,30 +5,21 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
-use super::limits::{leaves_time_for_an_answer, within};
+use super::attempt::Pending;
+use super::wait::{leaves_time_for_an_answer, within};
 use super::{Acquire, QueuePlace};
 use crate::engine::handoff::Handoff;
 use crate::engine::hold::Condition;
-use crate::engine::pending::Pending;
-use crate::engine::share::Share;
+use crate::engine::release::Share;
+use crate::engine::scope;
 use crate::engine::tenure::MOST_FOLLOWERS;
 use crate::engine::wait_queue::Ticket;
-use crate::engine::{Spec, scope};
 use crate::error::Failure;
 
 impl<'a> Acquire<'a> {
     /// Takes the lock that the section before passed on to this waiter, if there is one and it can be relied on.
-    pub(super) fn handed_over(&mut self, line: Option<&QueuePlace<'a>>) -> Result<Option<Share>, Failure> {
-        match line.and_then(|(_, ticket)| ticket.take_parcel()).and_then(Handoff::of) {
-            Some(handoff) => self.accept_handoff(handoff),
-            None => Ok(None),
-        }
-    }
-
-    /// Makes a share of a lock that was passed on; `None` when it cannot be relied on any more.
-    fn accept_handoff(&mut self, handoff: Handoff) -> Result<Option<Share>, Failure> {
+    pub(super) fn handed_over(&mut self, ticket: &Ticket<'a>) -> Result<Option<Share>, Failure> {
+        let Some(handoff) = ticket.take_parcel().and_then(Handoff::of) else { return Ok(None) };
         let before = Arc::clone(handoff.before());
         let Some((hold, activity)) = handoff.take(&self.specs[self.contention.place]) else {
             return Ok(None);
@@ -65,15 +56,6 @@ impl<'a> Acquire<'a> {
         }
         self.span.turn();
         Ok((place, ticket))
-    }
-
-    /// Returns the place of a lock that the acquire need not ask for at once: with waiters before it there is no point,
-    /// since the first of them asks; and a process that yields leaves the turn to others.
-    pub(super) fn taken_here(&self) -> Option<usize> {
-        let engine = self.engine;
-        let is_taken =
-            |spec: &Spec| engine.wait_queue.has(&spec.key) || engine.tenures.stands_back(&spec.key).is_some();
-        if self.terms.lines { self.specs.iter().position(is_taken) } else { None }
     }
 
     /// Joins the queue of this lock.
@@ -115,24 +97,9 @@ impl<'a> Acquire<'a> {
             && !self.unsettled.may_stand()
     }
 
-    /// Notes that the backend is about to be asked, and has the attempt reserve fences for the waiters behind. Returns
-    /// the number of releases in this process of each lock that has a queue: a release while the request is under way
-    /// may not be in its answer.
-    pub(super) fn prepare(&mut self, line: Option<&QueuePlace<'a>>) -> SmallVec<[u32; 1]> {
-        let releases = match self.terms.lines {
-            true => self.specs.iter().map(|spec| self.engine.wait_queue.releases(&spec.key)).collect(),
-            false => SmallVec::new(),
-        };
-        if let Some((_, ticket)) = line {
-            ticket.ask();
-        }
-        self.reserve(line);
-        releases
-    }
-
-    /// Has the next attempt reserve fences for the waiters behind.
-    fn reserve(&mut self, line: Option<&QueuePlace<'a>>) {
-        let Some((_, ticket)) = line else { return };
+    /// Notes that the backend is about to be asked, and has the attempt reserve fences for the waiters behind.
+    pub(super) fn prepare(&mut self, ticket: &Ticket<'a>) {
+        ticket.ask();
         let [spec] = self.specs else { return };
         let Some(claim) = self.pendings[0].claim.as_mut() else { return };
         let passes_on = spec.options.handoff && spec.options.mode.is_exclusive();

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::attempt::gone;
 use super::decide::{Answer, BusyOutcome, End, Failed, Next, Outcome, Pause, Progress};
-use super::limits::{pause_after, within};
 use super::taking_over::{not_there, used_up};
+use super::wait::{pause_after, within};
 use super::{Acquire, QueuePlace, Shares};
 use crate::backend::{Busy, Grant};
 use crate::engine::hold::{Condition, Hold};
-use crate::engine::pending::gone;
 use crate::engine::refusals::Refusals;
+use crate::engine::release::Share;
 use crate::engine::scope;
-use crate::engine::share::Share;
 use crate::error::{ErrorKind, Failure};
 use crate::options::Role;
 
@@ -176,7 +176,7 @@ impl<'a> Acquire<'a> {
 
     fn refusals(&mut self) -> &mut Refusals<'a> {
         let (engine, site) = (self.engine, self.specs[self.contention.place].site);
-        self.pauses.refusals.get_or_insert_with(|| Box::new(Refusals::new(engine, site)))
+        self.pauses().refusals.get_or_insert_with(|| Box::new(Refusals::new(engine, site)))
     }
 
     /// Pauses before another attempt. Returns the reason why the last one took nothing, where that was not another
@@ -192,14 +192,14 @@ impl<'a> Acquire<'a> {
             Pause::NewClaims => {
                 self.begin_anew()?;
                 // Never at once: a backend that is always late would be asked without end.
-                let pause = self.pauses.failures.pause(fraction());
+                let pause = self.pauses().failures.pause(fraction());
                 Box::pin(within(engine, until, engine.timers.sleep(pause))).await?;
                 return Ok(None);
             }
             Pause::Recheck(failure) => {
                 self.span.unknown(&failure, true);
                 self.unsettled.recheck();
-                let pause = self.pauses.unknown_outcomes.pause(fraction());
+                let pause = self.pauses().unknown_outcomes.pause(fraction());
                 return pause_after(engine, until, failure, pause, None).await.map(Some);
             }
             Pause::Away(failed) => (failed, false),
@@ -208,7 +208,7 @@ impl<'a> Acquire<'a> {
         // Joined before the pause: waiters that come during it stand behind this one.
         let joined = joins.then(|| self.join(0, None));
         let pause = match is_refused {
-            false => self.pauses.failures.pause(fraction()),
+            false => self.pauses().failures.pause(fraction()),
             true => self.refusals().pause(&failure),
         };
         // A refusal is followed by a long pause: a release in this process is worth another look.

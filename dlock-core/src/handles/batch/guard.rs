@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::release;
-use crate::engine::share::Share;
+use crate::engine::release::{self, Share};
 use crate::error::Result;
 use crate::fence::Fence;
 use crate::handles::guard::Guard;

@@ -139,9 +139,7 @@ impl Campaign {
         let Election { lock, priority, .. } = &self.election;
         let engine = self.election.engine();
         if self.resigned.load(Ordering::Acquire) {
-            let capabilities = &engine.capabilities;
-            let polls = capabilities.poll_to.min(LONGEST_STAND_BACK);
-            engine.pause(if capabilities.notified { STAND_BACK } else { polls }).await;
+            engine.pause(engine.capabilities.time_to_ask(STAND_BACK, LONGEST_STAND_BACK)).await;
             self.resigned.store(false, Ordering::Release);
         }
         if *priority == 0 {
