@@ -167,12 +167,13 @@ async fn a_master_that_lacks_the_replicas_it_wants_grants_nothing() {
 async fn a_master_that_becomes_a_replica_is_noticed() {
     let pair = RedisPair::start().unwrap();
     let locks = locks(&pair, 0).await;
-    locks.lock("room").acquire().await.unwrap().release().await.unwrap();
+    // Another key: the replica may not know of its release yet when it becomes the master.
+    locks.lock("before").acquire().await.unwrap().release().await.unwrap();
     // An administrator swaps the roles; the connection to the old master lives on.
     pair.promote();
     let port = pair.replica().port().to_string();
     pair.master().command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
     let guard = soon("the lock", locks.lock("room").acquire()).await.unwrap();
-    assert_eq!(held(pair.replica()), ["room"]);
+    assert!(held(pair.replica()).contains(&"room".to_owned()));
     guard.release().await.unwrap();
 }

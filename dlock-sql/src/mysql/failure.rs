@@ -51,7 +51,10 @@ pub(super) const UNLOGGED: u16 = 1665;
 pub(super) const IN_TRANSACTION: u16 = 1568;
 
 /// The errors of a row that is locked: of MariaDB, and of MySQL.
-pub(super) const LOCKED: [Option<u16>; 2] = [Some(1205), Some(3572)];
+pub(super) const LOCKED: [Option<u16>; 2] = [Some(1205), NO_WAIT];
+
+/// The error of MySQL alone, of a row that was not to be waited for.
+pub(super) const NO_WAIT: Option<u16> = Some(3572);
 
 pub(super) fn number(error: &Error) -> Option<u16> {
     let Error::Database(error) = error else { return None };
@@ -76,7 +79,7 @@ pub(super) fn classify(error: Error, table: &TableName) -> Fault {
             1290 if !error.message().contains("read") => 1286,
             number => number,
         };
-        let again = matches!(number, 1205 | 1213 | 1020 | 1062);
+        let again = matches!(number, 1205 | 1213 | 1020 | 1062 | 3572);
         // The session has ended, or is about to; 1290, 1792, 1836: perhaps another server is the primary now.
         let broken =
             matches!(number, 1053 | 1077..=1080 | 1152..=1161 | 1290 | 1792 | 1836 | 1927 | 3169 | 4031);
@@ -114,7 +117,7 @@ fn of_number(number: u16, table: &TableName) -> Failure {
             "table {table} is not a lock table of this version; choose another table name"
         )),
         1290 | 1792 | 1836 => Failure::unavailable(READ_ONLY),
-        1205 | 1213 | 1020 | 1062 => {
+        1205 | 1213 | 1020 | 1062 | 3572 => {
             Failure::unavailable("another transaction was in the way; it is tried again")
         }
         1317 | 3024 | 1969 => Failure::unavailable("the statement was cancelled, perhaps by a time limit"),

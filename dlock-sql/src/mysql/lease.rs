@@ -65,20 +65,22 @@ impl MysqlServer {
         let (table, row, main, fence) = (self.quoted(), hex(&row), hex(&fence[1..]), hex(fence));
         let name = name_in_sql(&place(self.table()));
         let statements = [
-            format!(
-                "SELECT COUNT(*) INTO @dlock_count FROM {table} WHERE `key` = X'{row}' FOR UPDATE NOWAIT"
-            ),
+            // In the order in which a key is moved, which therefore never finds the row locked by this. What is missing
+            // may be made from now on, in a transaction that then waits for this one: it is not touched.
             self.lock(&format!("X'{main}'")),
+            "SET @dlock_main = @dlock_count".to_owned(),
+            self.lock(&format!("X'{fence}'")),
+            format!("SELECT COUNT(*) INTO @dlock_row FROM {table} WHERE `key` = X'{row}' FOR UPDATE NOWAIT"),
             format!(
                 "DELETE FROM {table} WHERE `key` = X'{fence}' AND fence <= {highest} AND IS_USED_LOCK({name}) IS NULL"
             ),
             "SET @dlock_count = ROW_COUNT()".to_owned(),
             format!(
-                "DELETE FROM {table} WHERE `key` = X'{main}' AND token = {} AND @dlock_count = 1",
+                "DELETE FROM {table} WHERE `key` = X'{main}' AND token = {} AND @dlock_count = 1 AND @dlock_main = 1",
                 literal(&ELSEWHERE)
             ),
             "SET @dlock_count = @dlock_count + ROW_COUNT()".to_owned(),
-            format!("DELETE FROM {table} WHERE `key` = X'{row}'"),
+            format!("DELETE FROM {table} WHERE `key` = X'{row}' AND @dlock_row = 1"),
             "SELECT CAST(@dlock_count + ROW_COUNT() AS SIGNED)".to_owned(),
         ];
         match self.in_one_message(on, &statements).await {

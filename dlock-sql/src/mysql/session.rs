@@ -359,11 +359,13 @@ impl SessionServer for MysqlServer {
     }
 
     async fn is_in_transaction(on: &mut MySqlConnection) -> SqlResult<bool> {
-        // In a transaction this is an error, and changes nothing. Elsewhere it says of the next one what is so anyway.
-        let ask = "SET TRANSACTION READ WRITE; SELECT CAST(@@SESSION.autocommit = 0 AS SIGNED)";
-        match sqlx::raw_sql(ask).fetch_one(on).await {
+        // In a transaction the first statement is an error, which changes nothing and ends the message. Elsewhere the
+        // last one has nothing to commit, and uses up what the first has set for the next transaction.
+        let ask = "SET TRANSACTION READ WRITE; SELECT CAST(@@SESSION.autocommit = 0 AS SIGNED); \
+                   COMMIT AND NO CHAIN NO RELEASE";
+        match sqlx::raw_sql(ask).fetch_all(on).await {
             Err(error) if number(&error) == Some(IN_TRANSACTION) => Ok(true),
-            row => Ok(row?.try_get::<i64, _>(0)? == 1),
+            rows => Ok(rows?.first().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0)? == 1),
         }
     }
 

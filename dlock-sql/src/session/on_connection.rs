@@ -53,7 +53,9 @@ where
     /// held is asked for every 5 to 150 ms, and a process that takes the lock again and again does not leave it to this
     /// caller. One connection takes a key once: a key that it has already may be granted to it again. A connection with
     /// an open transaction is refused, and the transaction stays as it was: begin it when the lock is held, and release
-    /// the lock after it has ended.
+    /// the lock after it has ended. A connection of a pool whose connections lease rows use
+    /// ([`LeaseRows::from_pool`](crate::LeaseRows::from_pool)) must not return to it with the lock: on PostgreSQL a
+    /// lease that is asked for on that connection is granted, since the server takes the lock for its own.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -78,7 +80,7 @@ where
     ///
     /// # Cancel safety
     ///
-    /// When dropped, close the connection: it may have the lock.
+    /// When dropped, close the connection, and return it to no pool: it may have the lock.
     pub async fn lock_on<'c>(
         &self,
         connection: &'c mut Conn<S>,

@@ -407,6 +407,20 @@ on_own_connections!(
     "SET autocommit = 1"
 );
 
+/// The question whether a transaction is open is one of how the next one would be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_of_mysql_that_is_refused_a_lock_keeps_its_settings() {
+    let server = MysqlServer::start().unwrap();
+    let sessions = MysqlSessions::connect(&format!("{}?migrate=true", server.url())).await.unwrap();
+    let mut connection = sqlx::MySqlConnection::connect(&server.url()).await.unwrap();
+    let unfit = "CREATE TABLE work (n integer); SET autocommit = 0; SET SESSION TRANSACTION READ ONLY";
+    sqlx::raw_sql(unfit).execute(&mut connection).await.unwrap();
+    let error = sessions.lock_on(&mut connection, "a", Patience::No).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    let written = sqlx::raw_sql("INSERT INTO work VALUES (1)").execute(&mut connection).await;
+    assert!(written.unwrap_err().to_string().contains("READ ONLY"));
+}
+
 /// A server of MySQL has none of these limits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_limit_for_idle_transactions_ends_one_that_keeps_a_row() {

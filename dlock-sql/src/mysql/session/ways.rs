@@ -1,10 +1,12 @@
 //! Keys that come to be locked in another [way](crate::way).
 
+use std::time::{Duration, Instant};
+
 use dlock_core::Fence;
 use sqlx::{MySqlConnection, Row};
 
 use super::statements::name_of;
-use crate::mysql::failure::{LOCKED, number};
+use crate::mysql::failure::{LOCKED, NO_WAIT, number};
 use crate::mysql::server::MysqlServer;
 use crate::mysql::shares::shares;
 use crate::mysql::statements::is_barred;
@@ -15,6 +17,12 @@ use crate::server::Server;
 use crate::session::name::Name;
 use crate::stored::{self, SHARED};
 use crate::way::{ELSEWHERE, HELD_ELSEWHERE, Way};
+
+/// How often a key is to be moved whose row is locked for moments only.
+const TRIES: u32 = 3;
+
+/// Less than the shortest time that these servers let a statement wait for a row.
+const WAITED: Duration = Duration::from_millis(900);
 
 impl MysqlServer {
     /// Has a key locked in this way from now on, and counts a grant if it is to: its fence, which is higher than all
@@ -82,15 +90,23 @@ impl MysqlServer {
         statements.extend(counting.map(|counting| format!("{counting} AND @dlock_other = -2")));
         let answer = "SELECT CAST(@dlock_other AS SIGNED), IF(ROW_COUNT() = 1, CAST(LAST_INSERT_ID() AS SIGNED), NULL)";
         statements.push(answer.to_owned());
-        let rows = match self.in_one_message(on, &statements).await {
-            Err(error) if way != Way::Row && LOCKED.contains(&number(&error)) => {
-                return if self.is_locked(on, &name.row, false).await? {
-                    Ok(Err(Way::Row))
-                } else {
-                    Err(error)
-                };
+        let mut tries = 1;
+        let rows = loop {
+            let begun = Instant::now();
+            match self.in_one_message(on, &statements).await {
+                Err(error) if way != Way::Row && LOCKED.contains(&number(&error)) => {
+                    if self.is_locked(on, &name.row, false).await? {
+                        return Ok(Err(Way::Row));
+                    }
+                    // It was locked for a moment, as by a question for its holder. Or one of the others was waited for
+                    // in vain, which MariaDB reports by the same number.
+                    if tries == TRIES || number(&error) != NO_WAIT && begun.elapsed() >= WAITED {
+                        return Err(error);
+                    }
+                    tries += 1;
+                }
+                rows => break rows?,
             }
-            rows => rows?,
         };
         let row = rows.last().ok_or(sqlx::Error::RowNotFound)?;
         let fence = row.try_get::<Option<i64>, _>(1)?.and_then(stored::fence);

@@ -1,6 +1,9 @@
 //! Keys that come to be locked in another [way](crate::way).
 
+use std::time::Duration;
+
 use dlock_core::Fence;
+use dlock_core::backend::sleep;
 use sqlx::{PgConnection, Row};
 
 use super::statements::state;
@@ -14,6 +17,9 @@ use crate::server::Server;
 use crate::session::name::Name;
 use crate::stored::SHARED;
 use crate::way::{ELSEWHERE, HELD_ELSEWHERE, Way};
+
+/// Longer than a few hundred rows stay locked by the statement that deletes them.
+const MOMENT: Duration = Duration::from_millis(10);
 
 impl PostgresServer {
     /// Has a key locked in this way from now on, and counts a grant if it is to: its fence, which is higher than all
@@ -83,9 +89,16 @@ impl PostgresServer {
         let lock_main = lock(&main, &elsewhere, "'infinity'", HELD_ELSEWHERE);
         let lock_counted = lock(&counted, "NULL", &state(Way::Lease), "");
         let statements: Vec<_> = [lock_main, lock_counted, change].into_iter().chain(counting).collect();
-        // What was not counted has left the row before as the last one.
-        let row = self.in_one_message(on, &statements).await?.ok_or(sqlx::Error::RowNotFound)?;
-        let other = row.try_get::<Option<i64>, _>(1)?.and_then(Way::of);
-        Ok(other.map_or(Ok(fence(&row, 0)?), Err))
+        let mut is_again = false;
+        loop {
+            // What was not counted has left the row before as the last one.
+            let row = self.in_one_message(on, &statements).await?.ok_or(sqlx::Error::RowNotFound)?;
+            match row.try_get::<Option<i64>, _>(1)?.and_then(Way::of) {
+                // What prunes the table locks the row for a moment, too.
+                Some(Way::Row) if !is_again => sleep(MOMENT).await,
+                other => return Ok(other.map_or(Ok(fence(&row, 0)?), Err)),
+            }
+            is_again = true;
+        }
     }
 }
