@@ -54,7 +54,7 @@ const SUITES: &[Suite] = &[
         package: "dlock-sql",
         targets: &["servers"],
         always: Share::Nothing,
-        changed: Share::Part(&["handoff::", "line::", "lost_replies::", "rows::", "shares::"]),
+        changed: Share::Part(&["handoff::", "line::", "lost_replies::", "named::", "rows::", "shares::"]),
         tests: &["dlock-sql/"],
         more: 60,
     },

@@ -18,8 +18,6 @@
 //! forget names all the time (a pool that resets each one before it lends it), a step costs three messages; after some
 //! thousand of them its statement is sent whole as well.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Error, PgConnection};
 
@@ -28,6 +26,7 @@ use super::server::PostgresServer;
 use super::statements::{asked, asked_as};
 use super::values::Value;
 use crate::protocol::SqlResult;
+use crate::text::number;
 
 /// One plan for all values, and never one that reads the whole table, which may be empty when the plan is made.
 const PLANNED: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off";
@@ -48,15 +47,14 @@ impl Step<'_> {
     fn named(&self) -> (String, String) {
         let asked = asked_as(self.values, |place, value| format!("${place}::{}", value.kind()));
         let text = format!("WITH {asked}, {}", self.rest);
-        let mut hasher = DefaultHasher::new();
-        text.hash(&mut hasher);
-        (format!("dlock_{:016x}", hasher.finish()), text)
+        (format!("dlock_{:016x}", number(text.bytes())), text)
     }
 }
 
 impl PostgresServer {
     /// Carries out a step, and reads its last row: some statements before, then the last one, by its name where that
-    /// is possible.
+    /// is possible. What is refused for its name alone has changed nothing, and may be sent again. A step that is
+    /// dropped while its statement is prepared was not carried out.
     pub(super) async fn by_name(
         &self,
         on: &mut PgConnection,
@@ -70,11 +68,12 @@ impl PostgresServer {
             let execute = format!("EXECUTE {name}({})", values.join(", "));
             let statements = [&[PLANNED.to_owned()], before, &[execute]].concat();
             let refused = match self.in_one_message(on, &statements).await {
-                Err(Error::Database(error)) => error,
-                answer => {
+                Ok(row) => {
                     self.names.was_known();
-                    return answer;
+                    return Ok(row);
                 }
+                Err(Error::Database(error)) => error,
+                Err(error) => return Err(error),
             };
             match refused.code().as_deref() {
                 Some(UNPREPARED) if !was_prepared => {

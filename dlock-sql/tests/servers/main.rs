@@ -16,6 +16,7 @@ mod handoff;
 mod keys;
 mod line;
 mod lost_replies;
+mod named;
 mod opening;
 mod poolers;
 mod pools;

@@ -18,11 +18,11 @@ fn beside<D: Db>(db: &D) -> String {
     db.query(&format!("SELECT count(*) FROM dlock WHERE {} >= {first}", D::KEY))
 }
 
-async fn read(locks: &Locks, key: &str) -> Guard {
+pub(crate) async fn read(locks: &Locks, key: &str) -> Guard {
     locks.lock(key).read().acquire().await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-async fn permits(locks: &Locks, key: &str, of: u32, take: u32) -> Guard {
+pub(crate) async fn permits(locks: &Locks, key: &str, of: u32, take: u32) -> Guard {
     locks.semaphore(key, of).take(take).acquire().await.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -406,54 +406,6 @@ async fn readers_and_permits_work_behind_a_pooler_without_prepared_statements() 
         guard.release().await.unwrap();
     }
     take(&theirs, "$1'").await.release().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_readers_ask_is_planned_once_for_a_connection_and_again_where_it_was_forgotten() {
-    let server = <PostgresServer as Db>::start();
-    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect(&server.url()).await.unwrap();
-    PostgresOptions::from_pool(&pool).migrate().await.unwrap();
-    let locks = Locks::new(Postgres::from_pool(&pool).await.unwrap());
-    let planned = async || {
-        let all =
-            "SELECT count(*), coalesce(sum(generic_plans), 0)::bigint, coalesce(sum(custom_plans), 0)::bigint
-            FROM pg_prepared_statements WHERE name LIKE 'dlock\\_%'";
-        sqlx::query_as::<_, (i64, i64, i64)>(all).persistent(false).fetch_one(&pool).await.unwrap()
-    };
-    for round in 1..=3 {
-        for key in ["a", "b", "c", "d", "e"] {
-            read(&locks, key).await.release().await.unwrap();
-            locks.lock(key).with_fairness(true).acquire().await.unwrap().release().await.unwrap();
-            permits(&locks, &format!("of {key}"), 3, 2).await.release().await.unwrap();
-        }
-        let (statements, generic, custom) = planned().await;
-        // Releases have a connection of their own, and a fair lock that is free is one plain statement.
-        assert!(statements == 1 && generic >= 10 && custom == 0, "{statements} {generic} {custom}");
-        if round == 2 {
-            sqlx::raw_sql("DEALLOCATE ALL").execute(&pool).await.unwrap();
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_work_in_a_pool_that_resets_each_connection_before_it_lends_it() {
-    let server = <PostgresServer as Db>::start();
-    let resets = sqlx::postgres::PgPoolOptions::new().max_connections(2).before_acquire(|connection, _| {
-        Box::pin(async move { sqlx::raw_sql("DEALLOCATE ALL").execute(connection).await.map(|_| true) })
-    });
-    let options =
-        server.url().parse::<sqlx::postgres::PgConnectOptions>().unwrap().statement_cache_capacity(0);
-    let pool = resets.connect_with(options).await.unwrap();
-    PostgresOptions::from_pool(&pool).migrate().await.unwrap();
-    let locks = Locks::new(Postgres::from_pool(&pool).await.unwrap());
-    for _ in 0..5 {
-        let (one, other) = (read(&locks, "k").await, read(&locks, "k").await);
-        is_error(once(&locks, "k").acquire().await, ErrorKind::Busy, &[]);
-        one.release().await.unwrap();
-        other.release().await.unwrap();
-        locks.lock("k").with_fairness(true).acquire().await.unwrap().release().await.unwrap();
-    }
-    assert_eq!(server.held(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -183,6 +183,7 @@ struct Controls {
     end: watch::Sender<bool>,
     fates: Mutex<Fates>,
     lost: watch::Sender<u64>,
+    repeated: AtomicU64,
     accepted: AtomicU64,
     open: AtomicUsize,
     bytes_to_server: AtomicU64,
@@ -232,6 +233,7 @@ impl Proxy {
             end: watch::Sender::new(false),
             fates: Mutex::default(),
             lost: watch::Sender::new(0),
+            repeated: AtomicU64::new(0),
             accepted: AtomicU64::new(0),
             open: AtomicUsize::new(0),
             bytes_to_server: AtomicU64::new(0),
@@ -360,6 +362,13 @@ impl Proxy {
         let mut lost = self.controls.lost.subscribe();
         // The sender lives as long as we do.
         drop(lost.wait_for(|lost| *lost >= count).await);
+    }
+
+    /// How many replies of the server were repeated by [`repeat_reply`](Self::repeat_reply). A reply that is held by
+    /// [`Flow::Hold`] counts already.
+    #[must_use]
+    pub fn repeated(&self) -> u64 {
+        self.controls.repeated.load(Ordering::SeqCst)
     }
 
     /// How often each request was sent by clients so far, by name.

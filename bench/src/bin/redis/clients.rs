@@ -24,7 +24,7 @@ pub(crate) async fn dlock(url: &str) -> Result<Locks> {
     built(Redis::connect(url).await?)
 }
 
-/// The same on the server at `url`, which may be PostgreSQL as well.
+/// Connects dlock to the server at `url`, which is Redis or PostgreSQL.
 pub(crate) async fn of_url(url: &str) -> Result<Locks> {
     if url.starts_with("postgres") { built(Postgres::connect(url).await?) } else { dlock(url).await }
 }

@@ -193,7 +193,7 @@ async fn of_eight(bench: &Bench) -> Result<Vec<Row>> {
     ))
 }
 
-/// How equal the shares of ten processes are that wait in order.
+/// Jain's index of the grants of ten processes that wait in order.
 async fn equal_shares(bench: &Bench, url: &str) -> Result<Row> {
     let mut index = Vec::new();
     for round in 0..bench.rounds_of_modes() {

@@ -75,7 +75,8 @@ impl Ending {
 }
 
 /// Counts a grant to a session with a row that is there, where both rows say that the key is locked in this way. The
-/// fence is the last insert id. The first of the two statements locks nothing.
+/// fence is the last insert id. The first of the two statements may wait for the row of the key, and keeps nothing
+/// locked.
 pub(super) fn counting(
     table: &str,
     wanted: &Wanted,

@@ -286,6 +286,7 @@ impl<P: Protocol> Cutter for Replies<'_, P> {
             let message = std::mem::replace(bytes, rest);
             if fate == Fate::RepeatReply {
                 send(out, message.clone());
+                self.controls.repeated.fetch_add(1, Ordering::SeqCst);
             }
             send(out, message);
         }
