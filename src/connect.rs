@@ -21,6 +21,8 @@ pub use self::quorum::quorum_from_url;
 /// | `rediss://...`, `rediss+sentinel://...`, `rediss+cluster://...` | the same over TLS | `redis-tls` |
 /// | `zk://[user:password@]host[:port],host[:port][/chroot]` | a ZooKeeper server or ensemble | `zk` |
 /// | `zk+tls://...` | the same over TLS | `zk-tls` |
+/// | `etcd://[user:password@]host[:port],host[:port][/prefix]` | an etcd server or cluster | `etcd` |
+/// | `etcd+tls://...` | the same over TLS | `etcd-tls` |
 /// | `sqlite:///absolute/path.db`, `sqlite://relative/path.db` | processes on one host; the file and the table are made | `sqlite` |
 /// | `quorum:<URL>\|<URL>\|<URL>` | a [`Quorum`](crate::Quorum) of nodes, each with a URL of its own, see [`quorum_from_url`] | `quorum`, and those of the nodes |
 ///
@@ -99,11 +101,12 @@ async fn any(url: &str) -> Result<LocksBuilder> {
 
 /// Connects to one backend that is no quorum. If it `is_lazy`, no server is asked.
 #[cfg_attr(
-    not(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "zk")),
+    not(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis", feature = "zk")),
     expect(unused_variables, reason = "a file needs no server")
 )]
 #[cfg_attr(
     not(any(
+        feature = "etcd",
         feature = "mysql",
         feature = "postgres",
         feature = "redis",
@@ -173,6 +176,15 @@ async fn single(url: &str, is_lazy: bool) -> Result<LocksBuilder> {
         }
         #[cfg(not(feature = "zk"))]
         "zk" | "zk+tls" => Err(not_compiled_in(scheme, if scheme == "zk" { "zk" } else { "zk-tls" })),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcd+tls" => {
+            let etcd = dlock_etcd::Etcd::builder(url);
+            Ok(Locks::builder(if is_lazy { etcd.build()? } else { etcd.connect().await? }))
+        }
+        #[cfg(not(feature = "etcd"))]
+        "etcd" | "etcd+tls" => {
+            Err(not_compiled_in(scheme, if scheme == "etcd" { "etcd" } else { "etcd-tls" }))
+        }
         other => Err(invalid(match likely_scheme(other, rest) {
             Some(likely) if rest.starts_with("//") => {
                 format!("nothing is known of the URL's scheme; write {likely}://")
@@ -213,6 +225,8 @@ fn take_parameter<'u>(url: &'u str, name: &str) -> (String, Option<&'u str>) {
 fn likely_scheme(scheme: &str, rest: &str) -> Option<&'static str> {
     if rest.starts_with("//") {
         return match scheme.to_ascii_lowercase().as_str() {
+            "etcd" => Some("etcd"),
+            "etcds" | "etcd+tls" => Some("etcd+tls"),
             "zk" | "zookeeper" => Some("zk"),
             "zk+tls" | "zookeeper+tls" => Some("zk+tls"),
             "redis" | "valkey" => Some("redis"),
@@ -234,6 +248,7 @@ fn likely_scheme(scheme: &str, rest: &str) -> Option<&'static str> {
     match port {
         Some("6379") => Some("redis"),
         Some("2181") => Some("zk"),
+        Some("2379") => Some("etcd"),
         Some("5432") => Some("postgres"),
         Some("3306") => Some("mysql"),
         _ => None,
@@ -249,6 +264,8 @@ pub(crate) fn known_schemes() -> String {
         (cfg!(feature = "mysql"), "mysql://"),
         (cfg!(feature = "redis"), "redis://, redis+sentinel://, redis+cluster://, redis+unix://"),
         (cfg!(feature = "redis-tls"), "rediss://, rediss+sentinel://, rediss+cluster://"),
+        (cfg!(feature = "etcd"), "etcd://"),
+        (cfg!(feature = "etcd-tls"), "etcd+tls://"),
         (cfg!(feature = "zk"), "zk://"),
         (cfg!(feature = "zk-tls"), "zk+tls://"),
         (cfg!(feature = "quorum"), "quorum:"),
@@ -258,6 +275,7 @@ pub(crate) fn known_schemes() -> String {
 }
 
 #[cfg(not(all(
+    feature = "etcd",
     feature = "sqlite",
     feature = "postgres",
     feature = "mysql",
@@ -319,6 +337,8 @@ mod tests {
             "postgres://user:hunter2@host/d?mode=row&mode=session",
             "sqlite://hunter2.db?mode=session",
             "zk://user:hunter2@host:port/",
+            "etcd://user:hunter2@host:port/",
+            "etcd://user:hunter2@host/?what=hunter2",
             "redis://:hunter2@h?connect=eager",
             "redis://:hunter2@h?connect=lazy&connect=lazy",
             "memory:?connect=lazy",
@@ -346,6 +366,7 @@ mod tests {
     }
 
     #[cfg(all(
+        feature = "etcd",
         feature = "mysql",
         feature = "postgres",
         feature = "quorum",
@@ -354,7 +375,7 @@ mod tests {
     ))]
     #[tokio::test]
     async fn whoever_misspells_a_parameter_is_answered_with_all_there_are() {
-        for url in ["redis://h", "zk://h", "postgres://h/d", "mysql://h/d"] {
+        for url in ["redis://h", "zk://h", "etcd://h", "postgres://h/d", "mysql://h/d"] {
             let error = connect(&format!("{url}?conect=lazy")).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
             assert!(error.to_string().contains("connect=lazy"), "{error}");

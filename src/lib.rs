@@ -66,6 +66,8 @@
 //! | `zk` | fair locks on ZooKeeper; shares Curator's queues | 1.89 |
 //! | `zk-tls` | the same over TLS | 1.89 |
 //! | `zk-sasl` | logging in at ZooKeeper with SASL's DIGEST-MD5 | 1.89 |
+//! | `etcd` | fair locks on etcd; shares the queues of its Go client. The build needs `protoc` | 1.89 |
+//! | `etcd-tls` | the same over TLS | 1.89 |
 //! | `postgres` | locks in a PostgreSQL database | 1.94 |
 //! | `postgres-tls` | the same over TLS | 1.94 |
 //! | `mysql` | locks in a MariaDB or MySQL database | 1.94 |
@@ -106,6 +108,8 @@ pub use dlock_core::{
     Outcome, Prefixed, Requirement, Result, Segment, Segmented, Semaphore, Stats, Term, Timestamp,
     VersionCheck, Wait, backend, current_hold, read, write,
 };
+#[cfg(feature = "etcd")]
+pub use dlock_etcd as etcd;
 #[cfg(feature = "macros")]
 #[doc = include_str!("macro.md")]
 pub use dlock_macros::distributed_lock;
@@ -136,6 +140,11 @@ struct Readme;
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../docs/backends/redis.md")]
 struct RedisPage;
+
+/// The examples of the page on etcd.
+#[cfg(all(doctest, feature = "etcd"))]
+#[doc = include_str!("../docs/backends/etcd.md")]
+struct EtcdPage;
 
 /// The examples of the page on SQL databases.
 #[cfg(all(doctest, feature = "mysql", feature = "postgres", feature = "sql-tx"))]

@@ -462,6 +462,16 @@ macro_rules! __redis_missing {
 
 #[doc(hidden)]
 #[macro_export]
+macro_rules! __etcd_missing {
+    () => {
+        ::core::compile_error!(
+            "`backend = \"etcd\"` needs the `etcd` feature of `dlock`: dlock-sdk = { features = [\"etcd\"] }"
+        );
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
 macro_rules! __zk_missing {
     () => {
         ::core::compile_error!(
@@ -490,8 +500,12 @@ macro_rules! __mysql_missing {
     };
 }
 
+#[cfg(not(feature = "etcd"))]
+pub use crate::__etcd_missing as require_etcd;
 #[cfg(not(feature = "mysql"))]
 pub use crate::__mysql_missing as require_mysql;
+#[cfg(feature = "etcd")]
+pub use crate::__nothing_required as require_etcd;
 #[cfg(feature = "mysql")]
 pub use crate::__nothing_required as require_mysql;
 #[cfg(feature = "postgres")]

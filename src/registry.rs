@@ -17,6 +17,7 @@ use crate::variables::{DEFAULT, invalid, is_name, is_same, is_set, shown, variab
 
 /// The backends that dlock knows by name, and whether this build has them.
 const KNOWN: &[(&str, bool)] = &[
+    ("etcd", cfg!(feature = "etcd")),
     ("memory", true),
     ("mysql", cfg!(feature = "mysql")),
     ("postgres", cfg!(feature = "postgres")),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use dlock_core::Locks;
-#[cfg(any(feature = "redis", feature = "zk"))]
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zk"))]
 use dlock_interop::peer::Peer;
 use tokio::runtime::{Builder, Runtime};
 
@@ -82,7 +82,7 @@ impl Pairs for Locks {
 /// # Errors
 ///
 /// When the worker says so.
-#[cfg(any(feature = "redis", feature = "zk"))]
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zk"))]
 pub async fn peer_pairs(peer: &mut Peer, kind: &str, tasks: usize, slice: Duration) -> Result<Pace> {
     let answer = peer.ask(&format!("bench {kind} room_ {tasks} {}", slice.as_millis())).await?;
     let figures: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
@@ -93,6 +93,21 @@ pub async fn peer_pairs(peer: &mut Peer, kind: &str, tasks: usize, slice: Durati
     };
     let rate = pairs / slice.as_secs_f64();
     Ok(Pace { rate, p50: p50 / 1e3, p99: p99 / 1e3, client, server: f64::NAN })
+}
+
+/// Returns the seconds of processor time that a server has used.
+///
+/// # Errors
+///
+/// When there is no such process.
+pub fn server_time(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, fields) = stat.rsplit_once(") ").context("the name of a process is in brackets")?;
+    let ticks = |field: usize| -> Result<f64> {
+        Ok(fields.split(' ').nth(field).context("there are more fields")?.parse()?)
+    };
+    // utime and stime, in what all kernels show as hundredths.
+    Ok((ticks(11)? + ticks(12)?) / 100.0)
 }
 
 /// A runtime of one thread, or of as many as there are cores.

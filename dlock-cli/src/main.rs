@@ -53,7 +53,7 @@ use crate::usage::{KeyOf, Waiting, duration, grace, lease, pause, prefix};
 struct Cli {
     /// The URL of the store that keeps the locks
     ///
-    /// redis://, redis+sentinel://, redis+cluster://, zk://, postgres://, mysql://, sqlite:///PATH, or
+    /// redis://, redis+sentinel://, redis+cluster://, zk://, etcd://, postgres://, mysql://, sqlite:///PATH, or
     /// 'quorum:URL|URL|URL'. Other users of this host can see a password on the command line: give it in DLOCK_URL or
     /// --url-file. The value of DLOCK_PREFIX stands before every key, as in services.
     #[arg(long, value_name = "URL", env = "DLOCK_URL", hide_env_values = true, global = true, help_heading = GLOBAL)]

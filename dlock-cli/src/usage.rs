@@ -117,7 +117,8 @@ pub(crate) fn window(text: &str) -> Result<Duration, String> {
 /// Parses a prefix of keys. A URL in its place is refused: it would be shown with its password where no key begins with
 /// it.
 pub(crate) fn prefix(text: &str) -> Result<String, String> {
-    let schemes = ["redis", "rediss", "zk", "postgres", "postgresql", "mysql", "mariadb", "sqlite", "quorum"];
+    let schemes =
+        ["redis", "rediss", "zk", "etcd", "postgres", "postgresql", "mysql", "mariadb", "sqlite", "quorum"];
     let is_url = text.contains("://") || text.contains('@');
     let scheme = text.split([':', '+']).next().unwrap_or_default();
     match is_url && schemes.contains(&scheme) {

@@ -4,7 +4,8 @@ use syn::LitStr;
 
 /// The names that stand for backends of dlock, with their features where they have one, and other names for these. An
 /// operator's name for a store, such as `cache` or `db`, is not among them: programs register it on purpose.
-const OTHER_NAMES: [(&str, &[&str]); 6] = [
+const OTHER_NAMES: [(&str, &[&str]); 7] = [
+    ("etcd", &["etcd3", "etcdv3"]),
     ("memory", &["in-memory", "in_memory"]),
     ("mysql", &["mariadb"]),
     ("postgres", &["postgresql", "pg", "pgsql", "psql"]),
@@ -104,6 +105,7 @@ mod tests {
             ("pg", "postgres"),
             ("mariadb", "mysql"),
             ("sqlite3", "sqlite"),
+            ("etcd3", "etcd"),
             ("valkey", "redis"),
             ("Redis", "redis"),
             ("in-memory", "memory"),
@@ -122,6 +124,7 @@ mod tests {
             ("rediss://:hunter2@h", "redis"),
             ("postgresql://u:hunter2@h/d", "postgres"),
             ("zk+tls://u:hunter2@h", "zk"),
+            ("etcd+tls://u:hunter2@h", "etcd"),
             ("sqlite:///hunter2.db", "sqlite"),
             ("memory:", "memory"),
             ("sqlite:/hunter2.db", "sqlite"),

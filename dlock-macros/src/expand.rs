@@ -38,7 +38,7 @@ use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 
 /// The backends that are behind a cargo feature of the same name.
-const FEATURES: [&str; 5] = ["redis", "zk", "sqlite", "postgres", "mysql"];
+const FEATURES: [&str; 6] = ["etcd", "redis", "zk", "sqlite", "postgres", "mysql"];
 
 pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let mut mistakes = Mistakes::default();

@@ -228,7 +228,7 @@ impl QuorumShared {
             return Err(too_few_forced(freed, count, &round));
         }
         // Fewer were no majority: votes of a claim that was being withdrawn, or of a hold that was lost.
-        Ok(freed > 0 && freed + count.unheard() >= count.needed)
+        Ok(freed > 0 && freed + count.unanswered() >= count.needed)
     }
 
     /// Frees it where each node finds no holder but those whom it named, and again where one of them has kept it.
@@ -284,13 +284,13 @@ impl QuorumShared {
         if count.answered < count.needed {
             return Err(too_few_forced(freed, count, &round));
         }
-        let (needed, unheard) = (count.needed, count.unheard());
+        let (needed, unanswered) = (count.needed, count.unanswered());
         Ok(if self.members.len() - freed < needed {
             // The rest is no majority, whichever holder has it.
             Forced::Released
-        } else if kept >= needed || freed == 0 && kept > 0 && kept + unheard >= needed {
+        } else if kept >= needed || freed == 0 && kept > 0 && kept + unanswered >= needed {
             Forced::HeldByOthers
-        } else if kept + unheard < needed {
+        } else if kept + unanswered < needed {
             Forced::Free
         } else {
             return Err(too_few_forced(freed, count, &round));
@@ -309,8 +309,8 @@ fn kept() -> Failure {
 /// Returns the failure where too few nodes confirmed a release by force, of which `freed` did.
 fn too_few_forced<T: Send + 'static>(freed: usize, count: AnswerCount<'_>, round: &Round<T>) -> Failure {
     // An unknown answer may have freed it; a known failure has not.
-    let unheard = |(_, failure): &(_, Failure)| failure.kind() == ErrorKind::Unknown;
-    let unchanged = freed == 0 && round.open() == 0 && !count.failures.iter().any(unheard);
+    let unanswered = |(_, failure): &(_, Failure)| failure.kind() == ErrorKind::Unknown;
+    let unchanged = freed == 0 && round.open() == 0 && !count.failures.iter().any(unanswered);
     let failure = count.too_few(round);
     if unchanged {
         return failure;
@@ -351,13 +351,13 @@ impl<'a> AnswerCount<'a> {
     }
 
     /// Returns the number of nodes that have not answered.
-    fn unheard(&self) -> usize {
+    fn unanswered(&self) -> usize {
         self.members.len() - self.answered
     }
 
     /// Is `true` if the others can no longer change the holders.
     fn settles(&self, holders: &[(usize, Holder)]) -> bool {
-        settles(holders, self.needed, self.unheard())
+        settles(holders, self.needed, self.unanswered())
     }
 
     fn too_few<T: Send + 'static>(mut self, round: &Round<T>) -> Failure {
@@ -388,12 +388,12 @@ fn elected(holders: &[(usize, Holder)], needed: usize) -> Vec<Holder> {
     elected
 }
 
-/// Is `true` if no answer of `unheard` more nodes can change the holders that a majority names.
-fn settles(holders: &[(usize, Holder)], needed: usize, unheard: usize) -> bool {
-    unheard < needed
+/// Is `true` if no answer of `unanswered` more nodes can change the holders that a majority names.
+fn settles(holders: &[(usize, Holder)], needed: usize, unanswered: usize) -> bool {
+    unanswered < needed
         && holders.iter().all(|(_, holder)| {
             // The least and the largest number: the nodes that have not answered may each have any number of it.
-            on_each(holders, holder, needed) == on_each(holders, holder, needed - unheard)
+            on_each(holders, holder, needed) == on_each(holders, holder, needed - unanswered)
         })
 }
 
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn nodes_that_are_away_matter_only_where_they_could_change_who_holds_it() {
-        let settled = |holders: &[(usize, Holder)], unheard| settles(holders, 2, unheard);
+        let settled = |holders: &[(usize, Holder)], unanswered| settles(holders, 2, unanswered);
         for mode in [Mode::Exclusive, Mode::Shared] {
             assert!(settled(&[], 1) && !settled(&[], 2), "{mode:?}");
             assert!(settled(&[on(0, 1, mode), on(1, 1, mode)], 1), "a majority named it, {mode:?}");

@@ -44,7 +44,7 @@ pub struct QuorumClaim {
     /// The nodes that answered in the last round that another holder has the lock, and how many of them have to change.
     busy: (Vec<usize>, usize),
     /// The pauses before a round that others may start at the same moment.
-    spread: Backoff,
+    jitter: Backoff,
 }
 
 impl QuorumClaim {
@@ -64,7 +64,7 @@ impl QuorumClaim {
             sent: shared.clock.now(),
             length: request.lease,
             busy: Default::default(),
-            spread: Backoff::new(Duration::from_millis(2), Duration::from_millis(100))
+            jitter: Backoff::new(Duration::from_millis(2), Duration::from_millis(100))
                 .with_entropy(&request.entropy),
             shared,
             request,
@@ -281,7 +281,7 @@ impl Claim for QuorumClaim {
             }
         }
         // Others were notified at the same moment. If all asked at once, each would get some of the nodes.
-        sleep(self.spread.next_pause()).await;
+        sleep(self.jitter.next_pause()).await;
         Ok(())
     }
 

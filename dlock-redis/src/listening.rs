@@ -120,7 +120,7 @@ impl Connection for ListeningConnection {
                 Some(push) = self.pushes.recv() => self.pushed(push)?,
                 message = next_of(&mut self.messages) => {
                     let message = message.ok_or_else(broken)?;
-                    Some(heard(message.get_channel_name().to_owned(), message.get_payload_bytes()))
+                    Some(message_event(message.get_channel_name().to_owned(), message.get_payload_bytes()))
                 }
                 Some(done) = self.commands.next(), if !self.commands.is_empty() => self.done(done)?,
             };
@@ -150,7 +150,7 @@ impl ListeningConnection {
         let Ok(channel) = String::from_utf8(channel) else { return Ok(None) };
         match push.kind {
             PushKind::Message | PushKind::SMessage => Ok(Some(match data.next() {
-                Some(Value::BulkString(text)) => heard(channel, &text),
+                Some(Value::BulkString(text)) => message_event(channel, &text),
                 _ => Event::Message(channel),
             })),
             // The slot has moved to another server. A new connection finds it.
@@ -204,7 +204,7 @@ impl ListeningConnection {
 }
 
 /// Reads a message: a wake-up without a text, or a text for a waiter in the queue.
-fn heard(channel: String, text: &[u8]) -> Event {
+fn message_event(channel: String, text: &[u8]) -> Event {
     match std::str::from_utf8(text) {
         Ok(text) if !text.is_empty() && text.len() <= LONGEST => Event::Text(channel, text.to_owned()),
         _ => Event::Message(channel),

@@ -91,6 +91,13 @@ fn a_baton_is_good_again_where_late_requests_of_the_giver_take_and_leave_a_lock_
 }
 
 #[test]
+fn a_baton_of_the_next_section_is_good_where_the_batch_of_the_section_before_could_not_be_handed_over() {
+    let outcome = run_batons(0xfa4c_2df7_5920_de78, true);
+    assert!(outcome.story.contains("hands nothing over: lost"), "another seed is needed");
+    assert_eq!(outcome.violation, None);
+}
+
+#[test]
 fn the_same_seed_is_the_same_story_byte_for_byte() {
     for n in 0..20 {
         let seed = seed_of(7, n);

@@ -1,9 +1,9 @@
-//! Where a server is: in the driver's URL, and in the id of a lock.
+//! The address of a server: in the driver's URL, and in the id of a lock.
 
 use dlock_core::Failure;
 use dlock_core::backend::UrlParts;
 
-/// What stands in the driver's URL where the host is among its parameters, or is set afterwards.
+/// The host in the driver's URL where the real one is among its parameters, or is set afterwards.
 const ELSEWHERE: &str = "localhost";
 
 /// Returns the URL as the driver can read it, which does not take the brackets off an address of IPv6, and refuses a
@@ -45,18 +45,18 @@ pub(crate) fn for_driver(url: &str, has_parameter: bool) -> Result<(String, Opti
     Ok((format!("{scheme}://{user}{ELSEWHERE}{port}{path}{query}"), host))
 }
 
-/// The host without the brackets that an address of IPv6 has in a URL; `None` where it has none.
+/// Returns the host without the brackets that an address of IPv6 has in a URL; `None` where it has none.
 pub(crate) fn bare(host: &str) -> Option<&str> {
     host.strip_prefix('[')?.strip_suffix(']')
 }
 
-/// The host as it stands in the id of a lock: one however it is written.
+/// Returns the host as it stands in the id of a lock: in one form however it is written.
 pub(crate) fn shown(host: &str) -> String {
     let host = bare(host).unwrap_or(host);
     match UrlParts::host(&format!("[{host}]")) {
         Some((address, _)) => format!("[{address}]"),
         None if host.contains(':') => format!("[{host}]"),
-        // The name of a host is the same in upper case.
+        // The name of a host is not changed by upper case.
         None => host.to_ascii_lowercase(),
     }
 }

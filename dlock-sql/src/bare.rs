@@ -1,5 +1,5 @@
-//! The statements of lease rows on a connection of the caller's, with nothing around them: what dlock's own cost is
-//! measured against.
+//! The statements of lease rows on a connection of the caller's, with nothing around them: the base line for measuring
+//! the cost of dlock itself.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl<S: LeaseTable> BareRows<S> {
         Self(S::on_table(&options.settings.table, &options.connector(), &options.settings))
     }
 
-    /// Takes the lock with one fence, and says whether it has it.
+    /// Takes the lock with one fence, and returns whether it has it.
     ///
     /// # Errors
     ///
@@ -30,7 +30,7 @@ impl<S: LeaseTable> BareRows<S> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the connection is of no use any more, and may have the lock.
+    /// If dropped, the connection is of no use any more, and may have the lock.
     pub async fn take(
         &self,
         on: &mut Conn<S>,
@@ -43,7 +43,7 @@ impl<S: LeaseTable> BareRows<S> {
         Ok(matches!(self.0.take(on, &ask, false).await?, Taken::Granted(_)))
     }
 
-    /// Releases the lock, and says whether it was there.
+    /// Releases the lock, and returns whether it was there.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl<S: LeaseTable> BareRows<S> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the connection is of no use any more, and may still have the lock.
+    /// If dropped, the connection is of no use any more, and may still have the lock.
     pub async fn release(&self, on: &mut Conn<S>, key: &Key, token: Token) -> SqlResult<bool> {
         Ok(self.0.release(on, key, &token).await?.is_some())
     }

@@ -1,4 +1,10 @@
-//! Opens connections: the one place that knows, and sees to, what state a connection of ours is in.
+//! Opens connections: the one place that knows, and sees to, the state of a connection of dlock's own.
+//!
+//! | after | the next log-in |
+//! |---|---|
+//! | success | goes to the server |
+//! | `Denied` | is answered by that for 100 ms, twice as long after each further one, 1 s at most |
+//! | no room for a connection | goes to the server; requests take turns on what is open meanwhile |
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,13 +26,13 @@ type Asking = Pin<Box<dyn Future<Output = Result<String, Cause>> + Send>>;
 /// Gives the password of the moment.
 pub(crate) type Password = Arc<dyn Fn() -> Asking + Send + Sync>;
 
-/// Where connections come from.
+/// The source of connections.
 pub struct Connector<S: Driver> {
     pub(crate) driver: DriverOptions<S>,
-    /// Of the user: its options of the moment count, and what it does to new connections.
+    /// The user's pool: its options of the moment count, and what it does to new connections.
     pub(crate) pool: Option<Pool<S::Database>>,
     pub(crate) password: Option<Password>,
-    /// For messages.
+    /// The table, for messages.
     pub(crate) table: TableName,
     pub(crate) limit: Duration,
     pub(crate) refused: Refused,
@@ -36,8 +42,8 @@ pub struct Connector<S: Driver> {
 /// The shortest and the longest rest after a log-in that was refused.
 const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// A log-in that was refused: all who want a connection soon after it get the same answer. A server may count those
-/// that fail, and lock the user out for them.
+/// A log-in that was refused: requests for a connection soon after it get that answer. A server may count those that
+/// fail, and lock the user out for them.
 #[derive(Default)]
 pub(crate) struct Refused(Mutex<Option<(Instant, Duration, Failure)>>);
 
@@ -46,15 +52,17 @@ impl Refused {
         self.0.lock()
     }
 
-    /// The answer, while it counts.
+    /// Returns the answer, while it counts.
     fn answer(&self) -> Option<Failure> {
         let last = self.last();
         let (at, rest, failure) = last.as_ref()?;
         (at.elapsed() < *rest).then(|| copy(failure))
     }
 
-    /// Notes what came of a log-in.
+    /// Notes the outcome of a log-in.
     fn note(&self, failure: Option<&Failure>) {
+        // Only a refusal counts: after any other failure the rest begins anew, since the server was not asked or not
+        // reached.
         let mut last = self.last();
         *last = failure.filter(|failure| failure.kind() == ErrorKind::Denied).map(|failure| {
             let rest = last.as_ref().map_or(REST.0, |(_, rest, _)| (*rest * 2).min(REST.1));
@@ -63,15 +71,15 @@ impl Refused {
     }
 }
 
-/// Whether the server opens one connection more, as far as is known.
+/// The room for one connection more on the server, as far as is known.
 #[derive(Default)]
 pub(crate) struct Room(Mutex<Lack>);
 
 #[derive(Default)]
 struct Lack {
-    /// When it last opened none, since it had no room for it.
+    /// The moment at which it last opened none, since it had no room for it.
     since: Option<Instant>,
-    /// It has opened one since then.
+    /// Set once it has opened one since then.
     is_over: bool,
 }
 
@@ -84,20 +92,20 @@ impl Room {
         *self.last() = Lack { since: Some(Instant::now()), is_over: false };
     }
 
-    /// Whether it opened none a moment ago, no longer than this, and has opened none since.
+    /// Returns `true` if the server opened none a moment ago, no longer than this, and has opened none since.
     pub(crate) fn is_lacking(&self, moment: Duration) -> bool {
         let last = self.last();
         !last.is_over && last.since.is_some_and(|since| since.elapsed() < moment)
     }
 
-    /// Whether it opened none at some time after `begun`.
+    /// Returns `true` if the server opened none at some time after `begun`.
     pub(crate) fn was_lacking_after(&self, begun: Instant) -> bool {
         self.last().since.is_some_and(|since| since >= begun)
     }
 }
 
 impl<S: Driver> Connector<S> {
-    /// Opens a connection of our own within `limit`, on which a statement is a transaction by itself, and which can
+    /// Opens a connection of dlock's own within `limit`, on which a statement is a transaction by itself, and which can
     /// write. The calling runtime drives it, or dlock's own thread where that cannot.
     pub(crate) async fn open(self: &Arc<Self>) -> Result<Conn<S>, Failure> {
         self.may_log_in()?;
@@ -114,7 +122,7 @@ impl<S: Driver> Connector<S> {
         self.refused.answer().map_or(Ok(()), Err)
     }
 
-    /// What came of a log-in, which is noted.
+    /// Notes the outcome of a log-in, and returns it.
     pub(crate) fn logged_in<T>(&self, opened: Result<T, Failure>) -> Result<T, Failure> {
         self.refused.note(opened.as_ref().err());
         if opened.is_ok() {
@@ -132,13 +140,14 @@ impl<S: Driver> Connector<S> {
                 }
                 None => self.options().await?.connect().await.map_err(|error| self.failure(error))?,
             };
+            // Before the connection is lent for the first time: no statement runs on one of an unknown state.
             S::settle(&mut connection).await.map_err(|error| self.failure(error))?;
             Ok(connection)
         };
         within(self.limit, opening).await.unwrap_or_else(|| Err(self.late()))
     }
 
-    /// A pool whose one connection is made as our own are, for the driver's things that want a pool.
+    /// Returns a pool whose one connection is made as dlock's own are, for the driver's things that want a pool.
     pub(crate) async fn pool_of_one(&self) -> Result<Pool<S::Database>, Failure> {
         let like = self.pool.as_ref().map_or_else(PoolOptions::new, |pool| pool.options().clone());
         let one = like.max_connections(1).min_connections(0).max_lifetime(None).idle_timeout(None);
@@ -164,7 +173,7 @@ impl<S: Driver> Connector<S> {
         }
         match error {
             sqlx::Error::PoolTimedOut => self.late(),
-            // Such as a path that is too long for a socket.
+            // For example a path that is too long for a socket.
             sqlx::Error::Io(ref cause) if cause.kind() == std::io::ErrorKind::InvalidInput => {
                 Failure::invalid_config("no server can have the address or the socket of the URL")
                     .with_source(error)
@@ -186,7 +195,7 @@ impl<S: Driver> Connector<S> {
     }
 }
 
-/// The failure of a connection that did not come about, of which [`BROKEN`] was said.
+/// Makes the failure of a connection that did not come about, whose text was [`BROKEN`].
 fn unopened(failure: &Failure) -> Failure {
     let what = "no connection came about; check the host, the port and what stands between";
     Failure::unavailable(copy(failure).message().replacen(BROKEN, what, 1))

@@ -1,4 +1,4 @@
-//! Settings of a server that endanger locks, and what is between here and the server.
+//! The settings of a server that endanger locks, and what is between here and the server.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ fn sessions(shared: bool) -> Finding {
     }
 }
 
-/// Whether there is room for the connections of this process.
+/// Returns a finding on the room for the connections of this process.
 fn room(facts: &Facts, most: usize) -> Option<Finding> {
     let number = |name: &str| facts.get(name)?.parse::<usize>().ok();
     let (limit, used) = (number("max_connections")?, number("connections")?);

@@ -1,4 +1,4 @@
-//! What the helpers for the user's own tables and transactions need to know of each database.
+//! The differences between databases for the helpers for the user's own tables and transactions.
 
 use dlock_core::{Error, ErrorKind, Failure, Operation};
 use sqlx::{Database, QueryBuilder};
@@ -21,7 +21,7 @@ pub trait Dialect: Database + sealed::Sealed {
     const INTEGER: &'static str;
     #[doc(hidden)]
     const TIMES: Times;
-    /// How a table is made that has a name of up to 512 bytes as its key, and a number.
+    /// The columns of a table that has a name of up to 512 bytes as its key, and a number.
     #[doc(hidden)]
     const NAMED_NUMBERS: &'static str;
 
@@ -29,7 +29,7 @@ pub trait Dialect: Database + sealed::Sealed {
     fn bind_number(query: &mut QueryBuilder<Self>, number: i64);
     #[doc(hidden)]
     fn bind_bytes(query: &mut QueryBuilder<Self>, bytes: Vec<u8>);
-    /// Runs a statement to its end, and says how many rows it changed.
+    /// Runs a statement to its end, and returns how many rows it changed.
     #[doc(hidden)]
     fn execute(
         on: &mut Self::Connection,
@@ -40,25 +40,25 @@ pub trait Dialect: Database + sealed::Sealed {
         on: &mut Self::Connection,
         query: &mut QueryBuilder<Self>,
     ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
-    /// The columns that a table has now.
+    /// Returns the columns that a table has now.
     #[doc(hidden)]
     fn columns(
         on: &mut Self::Connection,
         table: &str,
     ) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
-    /// The number in the column of this name, unless it is null.
+    /// Returns the number in the column of this name, unless it is null.
     #[doc(hidden)]
     fn number(row: &Self::Row, column: &str) -> Result<Option<i64>, sqlx::Error>;
-    /// Whether the column of this name has one of these types, as the driver calls them, or there are none.
+    /// Returns `true` if the column of this name has one of these types, as the driver calls them, or there are none.
     #[doc(hidden)]
     fn is_one_of(types: &[&str], row: &Self::Row, column: &str) -> Result<bool, sqlx::Error>;
-    /// What an error of the server means; other errors are the same for all.
+    /// Returns the meaning of an error of the server; other errors are alike for all.
     #[doc(hidden)]
     fn meaning(error: &dyn sqlx::error::DatabaseError) -> Meaning;
 }
 
-/// How a database reads and writes points in time exactly, whatever the time zone of the session: expressions with
-/// `{column}`, and the names of table and column as texts in `{table}` and `{name}`.
+/// The ways in which a database reads and writes points in time exactly, whatever the time zone of the session:
+/// expressions with `{column}`, and the names of table and column as texts in `{table}` and `{name}`.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub struct Times {
@@ -70,15 +70,15 @@ pub struct Times {
     pub types: &'static [&'static str],
     /// The clock's time, later than the column's at least by a microsecond.
     pub next: &'static str,
-    /// What kind of column is needed.
+    /// The kind of column that is needed.
     pub wanted: &'static str,
 }
 
-/// What an error of a server means for a statement on the user's own table.
+/// The meaning of an error of a server for a statement on the user's own table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Meaning {
-    /// Somebody else has the row locked, for as long as one was willing to wait.
+    /// Another transaction has the row locked, for as long as the statement was allowed to wait.
     Locked,
     /// A deadlock, or a conflict with a transaction at the same time: nothing was changed.
     Conflict,
@@ -88,7 +88,7 @@ pub enum Meaning {
     Wrong,
     /// The server cannot be written now.
     Unavailable,
-    /// Nobody can tell what was carried out.
+    /// It is not known what was carried out.
     Unknown,
 }
 
@@ -104,8 +104,8 @@ pub(crate) fn meaning_of<D: Dialect>(error: &sqlx::Error) -> Meaning {
     }
 }
 
-/// The failure of a statement on `table` within the caller's transaction; `remedy` says what to do where the table is
-/// another one than was expected.
+/// Makes the failure of a statement on `table` within the caller's transaction; `remedy` says how to mend it where the
+/// table is another one than was expected.
 pub(crate) fn failure_of<D: Dialect>(error: sqlx::Error, table: &str, remedy: &str) -> Failure {
     let failure = match meaning_of::<D>(&error) {
         Meaning::Locked => Failure::new(ErrorKind::Busy, "another transaction has it locked"),
@@ -123,14 +123,14 @@ pub(crate) fn failure_of<D: Dialect>(error: sqlx::Error, table: &str, remedy: &s
     failure.with_source(error)
 }
 
-/// What to do where a table is the user's own.
+/// The remedy where a table is the user's own.
 pub(crate) const NAMES: &str = "check the names and types";
 
 pub(crate) fn refused<D: Dialect>(operation: Operation, failure: Failure) -> Error {
     Error::new(operation, failure).on(D::BACKEND)
 }
 
-/// A name, or two with a dot between them, quoted for a statement.
+/// Returns a name, or two with a dot between them, quoted for a statement.
 pub(crate) fn quoted<D: Dialect>(name: &str) -> Result<String, Failure> {
     let quote = D::QUOTE;
     let parts: Vec<_> = name.split('.').collect();
@@ -239,7 +239,8 @@ dialect!(
     sqlite
 );
 
-/// What `extract` reads of both types is the same in all sessions, and so is a sum with an interval of no whole days.
+/// The times of PostgreSQL: the results of `extract` from both types are alike in all sessions, and so is a sum with an
+/// interval of no whole days.
 #[cfg(feature = "postgres")]
 const POSTGRES_TIMES: Times = Times {
     seen: "CASE WHEN isfinite({column}) THEN CAST(EXTRACT(epoch FROM {column}) * 1000000 AS bigint) END",
@@ -251,7 +252,8 @@ const POSTGRES_TIMES: Times = Times {
     wanted: "a timestamp or timestamptz of microseconds, its default",
 };
 
-/// A `TIMESTAMP` is converted to the time zone of the session, in which an hour may come twice.
+/// The times of MariaDB and MySQL: a `TIMESTAMP` is converted to the time zone of the session, in which an hour may
+/// come twice.
 #[cfg(feature = "mysql")]
 const MYSQL_TIMES: Times = Times {
     seen: "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column})",
@@ -261,7 +263,7 @@ const MYSQL_TIMES: Times = Times {
     wanted: "DATETIME(6)",
 };
 
-/// Its own functions for times count milliseconds, and text has many forms.
+/// The times of SQLite: its own functions for times count milliseconds, and text has many forms.
 #[cfg(feature = "sqlite")]
 const SQLITE_TIMES: Times = Times {
     seen: "{column}",

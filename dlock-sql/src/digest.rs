@@ -2,12 +2,12 @@
 
 use sha2::{Digest, Sha256};
 
-/// A digest of `parts`, each with its length so that no two lists are the same text.
+/// Returns a digest of `parts`, each with its length so that no two lists are one text.
 pub(crate) fn digest(kind: &str, parts: &[&str]) -> [u8; 32] {
     Sha256::digest(input(kind, parts)).into()
 }
 
-/// What the digest is of.
+/// Returns the input of the digest.
 pub(crate) fn input(kind: &str, parts: &[&str]) -> Vec<u8> {
     let mut input = Vec::new();
     for part in std::iter::once(&kind).chain(parts) {
@@ -17,7 +17,7 @@ pub(crate) fn input(kind: &str, parts: &[&str]) -> Vec<u8> {
     input
 }
 
-/// 64 bits of the digest.
+/// Returns 64 bits of the digest.
 #[cfg(all(feature = "postgres", feature = "tx"))]
 pub(crate) fn number(kind: &str, parts: &[&str]) -> i64 {
     let [a, b, c, d, e, f, g, h, ..] = digest(kind, parts);

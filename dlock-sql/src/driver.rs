@@ -1,4 +1,4 @@
-//! What a kind of database server has of its own, whatever is stored there: how it is named, and connections to it.
+//! The parts that a kind of database server has of its own, whatever is stored there: its name, and connections to it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,40 +21,40 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// The driver.
     type Database: Database<Connection: Connection<Options: FromStr<Err = sqlx::Error>>> + HasStatementCache;
 
-    /// The backend's name.
+    /// The name of the backend.
     const NAME: &'static str;
-    /// What a URL begins with; the first is the one that the driver knows.
+    /// The prefixes of URLs; the driver knows the first.
     const SCHEMES: &'static [&'static str];
     /// The parameters of a URL that are the driver's.
     const PARAMETERS: &'static [&'static str];
 
-    /// The options of a connection of our own: what the driver would set by itself is not, and the host has no brackets
-    /// around it that do not belong to it.
+    /// Returns the options of a connection of dlock's own: nothing is set that the driver would set by itself, and the
+    /// host has no brackets around it that do not belong to it.
     fn own(options: &DriverOptions<Self>) -> DriverOptions<Self>;
-    /// The options with another host.
+    /// Returns the options with another host.
     fn with_host(options: DriverOptions<Self>, host: &str) -> DriverOptions<Self>;
-    /// The options with another password.
+    /// Returns the options with another password.
     fn with_password(options: DriverOptions<Self>, password: &str) -> DriverOptions<Self>;
-    /// The server and the database, without a password.
+    /// Returns the address of the server and the database, without a password.
     fn address(options: &DriverOptions<Self>) -> String;
 
-    /// Makes a connection of our own what the statements rely on. Leaves no prepared statement, and nothing behind on a
-    /// proxy.
+    /// Brings a connection of dlock's own into the state on which the statements rely. Leaves no prepared statement,
+    /// and nothing behind on a proxy.
     fn settle(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
-    /// Whether a connection is still good for writing.
+    /// Returns `true` if a connection is still good for writing.
     fn is_fit(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<bool>> + Send;
     /// Refuses a connection of a pool on which a statement would not be a transaction by itself.
     fn check_pooled(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send;
 
-    /// Whether the error says that the server opens no connection more, or none more of this user.
+    /// Returns `true` if the error says that the server opens no connection more, or none more of this user.
     fn has_no_room(error: &sqlx::Error) -> bool;
-    /// Whether the server has not carried out a statement because it was prepared for a table that was altered since,
-    /// or is not prepared any more.
+    /// Returns `true` if the server has not carried out a statement because it was prepared for a table that was
+    /// altered since, or is not prepared any more.
     fn is_outdated(_: &sqlx::Error) -> bool {
         false
     }
-    /// Whether a right is missing that the user may have been granted since the connection was opened: the server
-    /// remembers some rights for a connection.
+    /// Returns `true` if a right is missing that the user may have been granted since the connection was opened: the
+    /// server remembers some rights for a connection.
     fn is_of_old_rights(_: &sqlx::Error) -> bool {
         false
     }
@@ -62,6 +62,6 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     fn look_up_rights(_: &mut Conn<Self>) -> impl Future<Output = SqlResult<()>> + Send {
         async { Ok(()) }
     }
-    /// What an error means.
+    /// Returns the meaning of an error.
     fn classify(error: sqlx::Error, table: &TableName) -> Fault;
 }

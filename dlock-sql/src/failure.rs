@@ -1,8 +1,8 @@
-//! What failures of all databases have in common.
+//! The parts that failures of all databases have in common.
 
 use dlock_core::{ErrorKind, Failure};
 
-/// The same failure for one more of those who share a request.
+/// Copies a failure for one more of the claims that share a request.
 pub(crate) fn copy(failure: &Failure) -> Failure {
     let message = failure.message();
     Failure::new(
@@ -14,34 +14,34 @@ pub(crate) fn copy(failure: &Failure) -> Failure {
     )
 }
 
-/// What an error of a statement means.
+/// The meaning of an error of a statement.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 #[derive(Debug)]
 pub struct Fault {
     pub(crate) failure: Failure,
-    /// Nothing was changed, and the same statement may succeed at once.
+    /// Set if nothing was changed, and the statement may succeed at once when it is repeated.
     pub(crate) again: bool,
-    /// The connection is of no use any more.
+    /// Set if the connection is of no use any more.
     pub(crate) broken: bool,
 }
 
-/// What is said of a connection that can only be read.
+/// The text about a connection that can only be read.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const READ_ONLY: &str =
     "the server can only be read (a standby or replica, or a setting?); connect to the primary";
 
-/// What is said of a connection that ended, or did not come about.
+/// The text about a connection that ended, or did not come about.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const BROKEN: &str = "the connection broke before the answer came";
 
-/// The fault of a table, or of a setting, with which no lock can be kept. `why` has a place for the table's name.
+/// Makes the fault of a table, or of a setting, with which no lock can be kept. `why` has a place for the table's name.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn unfit(why: &str, table: &crate::table::TableName) -> Fault {
     let failure = Failure::invalid_config(why.replace("{table}", &table.to_string()));
     Fault { failure, again: false, broken: false }
 }
 
-/// The failure of a step that changes nothing, however it fails.
+/// Makes the failure of a step that changes nothing, however it fails.
 pub(crate) fn unchanged(failure: Failure) -> Failure {
     match failure.kind() {
         ErrorKind::Unknown => Failure::new(ErrorKind::Unavailable, copy(&failure).message().to_owned()),
@@ -49,7 +49,7 @@ pub(crate) fn unchanged(failure: Failure) -> Failure {
     }
 }
 
-/// The failure of a count that has come to the end of its numbers, far in the future of any clock.
+/// Makes the failure of a count that has come to the end of its numbers, far in the future of any clock.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn fences_used_up(table: &crate::table::TableName) -> Failure {
     Failure::invalid_config(format!(
@@ -59,13 +59,13 @@ pub(crate) fn fences_used_up(table: &crate::table::TableName) -> Failure {
     ))
 }
 
-/// The failure of what needs a server that could not be looked at yet.
+/// Makes the failure of a request that needs a server that could not be looked at yet.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn not_reached(limit: std::time::Duration) -> Failure {
     Failure::unavailable(format!("no server could be connected to within {limit:?}"))
 }
 
-/// The error of an answer that belongs to another question. Nobody knows what the connection has.
+/// Makes the error of an answer that belongs to another question. It is not known which locks the connection has.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn misplaced() -> sqlx::Error {
     sqlx::Error::Protocol(
@@ -77,8 +77,8 @@ pub(crate) fn closed() -> Failure {
     Failure::new(ErrorKind::Closed, "this backend was closed")
 }
 
-/// The fault of one statement, or of connecting. `of_server` is what an error of the server means. `tls` is the
-/// parameter of the URL that says what TLS it requires.
+/// Makes the fault of one statement, or of connecting. `of_server` returns the meaning of an error of the server. `tls`
+/// is the parameter of the URL that says which TLS it requires.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn fault(
     error: sqlx::Error,
@@ -98,7 +98,7 @@ pub(crate) fn fault(
     Fault { failure: fault.failure.with_source(error), ..fault }
 }
 
-/// What an error means that is not the server's, and whether the connection is of no use any more.
+/// Returns the meaning of an error that is not the server's, and whether the connection is of no use any more.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn of_driver(error: &sqlx::Error, tls: &str) -> (Failure, bool) {
     use sqlx::Error;
@@ -123,7 +123,7 @@ fn of_driver(error: &sqlx::Error, tls: &str) -> (Failure, bool) {
     }
 }
 
-/// Whether TLS did not come about, for example since the server did not prove who it is.
+/// Returns `true` if TLS did not come about, for example since the server did not prove its identity.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 fn is_tls(error: &sqlx::Error) -> bool {
     match error {

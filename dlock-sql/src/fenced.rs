@@ -12,11 +12,11 @@ pub use newer::VersionColumn;
 
 use crate::dialect::{Dialect, failure_of, quoted, refused};
 
-/// In the place of the highest fence where a resource has versions: who asks with a fence alone is refused, also by an
-/// earlier version of this crate.
+/// The number in the place of the highest fence where a resource has versions: a writer with a fence alone is refused,
+/// also by an earlier version of this crate.
 const VERSIONED: i64 = i64::MAX;
 
-/// What to do where the table is not as [`FencedCell`] makes it.
+/// The remedy where the table is not as [`FencedCell`] makes it.
 const REMEDY: &str = "run FencedCell::migrate, which makes the table and its columns";
 
 /// A table that remembers the highest fence that wrote to each resource, and refuses lower ones.
@@ -108,8 +108,8 @@ impl<D: Dialect> FencedCell<D> {
         Ok(D::columns(on, &self.table).await?.iter().all(|name| name != column))
     }
 
-    /// Admits a writer with this fence to `resource` for the rest of the transaction, unless one with a higher fence
-    /// was admitted before. The same fence is admitted any number of times. Waits while another transaction is
+    /// Admits a writer with this fence to `resource` for the rest of the transaction, unless a higher fence was
+    /// admitted before. A fence is admitted any number of times. Waits while another transaction is
     /// admitted, as long as the server lets statements wait. `resource` is any text of 1 to 512 bytes; the key of the
     /// lock for example.
     ///
@@ -122,7 +122,7 @@ impl<D: Dialect> FencedCell<D> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, roll the transaction back: dropping it does.
+    /// If dropped, roll the transaction back: dropping it does.
     pub async fn admit(&self, on: &mut Transaction<'_, D>, resource: &str, fence: Fence) -> Result<()> {
         let name = Key::new(resource).map_err(|failure| refused::<D>(Operation::Hold, failure))?;
         let fail = |failure| Error::new(Operation::Hold, failure).on(D::BACKEND).of(&name);
@@ -141,7 +141,7 @@ impl<D: Dialect> FencedCell<D> {
     /// Remembers the fence if it is the highest, and returns the highest.
     async fn raise(&self, on: &mut D::Connection, name: &Key, fence: i64) -> Result<i64, sqlx::Error> {
         let table = &self.table;
-        // MariaDB and MySQL take no condition, and do not say what they did. They do lock the row.
+        // MariaDB and MySQL take no condition, and do not report what they did. They do lock the row.
         let (set, tells) = match D::BACKEND {
             "mysql" => ("number = GREATEST(number, VALUES(number))".to_owned(), false),
             _ => (format!("number = excluded.number WHERE {table}.number <= excluded.number"), true),
@@ -153,7 +153,7 @@ impl<D: Dialect> FencedCell<D> {
         Ok(D::number(&row, "number")?.unwrap_or_default())
     }
 
-    /// Makes the row of a resource with this number, or locks it and does what `set` says.
+    /// Makes the row of a resource with this number, or locks it and makes the assignments of `set`.
     async fn upsert(
         &self,
         on: &mut D::Connection,
@@ -176,14 +176,14 @@ impl<D: Dialect> FencedCell<D> {
         let mut query = QueryBuilder::<D>::new(format!("SELECT {columns} FROM {} WHERE name = ", self.table));
         D::bind_bytes(&mut query, name.as_str().as_bytes().to_vec());
         if D::BACKEND == "mysql" {
-            // What is committed now, not what was when this transaction began.
+            // The state that is committed now, not that of when this transaction began.
             query.push(" FOR UPDATE");
         }
         D::fetch(on, &mut query).await?.pop().ok_or(sqlx::Error::RowNotFound)
     }
 }
 
-/// The number of a fence, as a row has it.
+/// Returns the number of a fence, as a row has it.
 fn number_of(fence: Fence) -> Result<i64, Failure> {
     let number = i64::try_from(fence.get()).ok().filter(|number| *number != VERSIONED);
     number.ok_or_else(|| {
@@ -194,7 +194,7 @@ fn number_of(fence: Fence) -> Result<i64, Failure> {
     })
 }
 
-/// A later holder of the lock has been here.
+/// Reports that a later holder of the lock has written.
 fn stale(fence: Fence) -> Failure {
     let message =
         format!("the fence {fence} is stale: a later holder has written; roll this transaction back");
@@ -267,7 +267,7 @@ impl<D: Dialect> FenceColumn<D> {
     }
 }
 
-/// No backend gives fences above the numbers of SQL.
+/// Returns the number of a fence: no backend gives fences above the numbers of SQL.
 fn number(fence: Fence) -> i64 {
     i64::try_from(fence.get()).unwrap_or(i64::MIN)
 }

@@ -1,26 +1,26 @@
-//! What a server says of its settings, and what is judged of them.
+//! The settings that a server reports, and the judgement of them.
 
 use std::collections::HashMap;
 
 use dlock_core::backend::Finding;
 
-/// What the server says of itself, by name.
+/// The facts that the server reports of itself, by name.
 pub(crate) type Facts = HashMap<String, String>;
 
-/// What becomes of one of them, with all others at hand.
+/// The judgement of one of them, with all others at hand.
 pub(crate) type Judge = fn(&str, &Facts) -> Finding;
 
-/// A setting that is to be on.
+/// Returns `true` if a setting is on.
 pub(crate) fn is_on(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "on" | "1" | "yes" | "true")
 }
 
-/// A finding of what would not be as it should be, unless it is.
+/// Returns this finding, unless all is as it should be.
 pub(crate) fn unless(fine: bool, otherwise: Finding) -> Finding {
     if fine { Finding::fine(otherwise.subject, otherwise.found) } else { otherwise }
 }
 
-/// The number that a text begins with: of a version, the first part.
+/// Returns the number that a text begins with: of a version, the first part.
 pub(crate) fn leading(text: &str) -> u64 {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     text[..digits].parse().unwrap_or(0)

@@ -1,8 +1,8 @@
 //! Tasks on dlock's own thread, which end whether their caller polls them or not.
 //!
-//! A transaction of SQLite that writes keeps every other process from the database, and a connection of our own belongs
-//! to dlock's thread. A future may stay unpolled for as long as its caller likes, in a `select!` loop that is busy in
-//! another branch for instance, so neither is left to it.
+//! A transaction of SQLite that writes keeps every other process from the database, and a connection of dlock's own
+//! belongs to dlock's thread. A future may stay unpolled for as long as its caller likes, in a `select!` loop that is
+//! busy in another branch for instance, so neither is left to it.
 
 use dlock_core::{Failure, keeper};
 
@@ -28,7 +28,7 @@ pub(crate) async fn on_the_keeper<T: Send + 'static>(
     detached(opening).await.map_err(unchanged)
 }
 
-/// The runtime ended, and the request with it.
+/// Reports that the runtime ended, and the request with it.
 pub(crate) fn gone() -> Failure {
     Failure::unknown("the runtime that the request was made on is gone")
 }

@@ -17,7 +17,7 @@ use crate::options::ServerOptions;
 use crate::question::asked;
 use crate::rows::{LeaseTable, RowClaim, Rows};
 
-/// Waiters who are notified of releases ask this often in case that does not get through.
+/// The pause between the attempts of a waiter that is notified of releases, in case a notification is lost.
 const SAFETY_NET: Duration = Duration::from_secs(1);
 
 /// Locks in a table of a database server: see [`Postgres`](crate::Postgres) and [`Mysql`](crate::Mysql).
@@ -60,7 +60,7 @@ impl<S: LeaseTable> LeaseRows<S> {
     }
 
     /// Deletes the rows of keys that are free and whose last lease ended, or would have ended, more than `older_than`
-    /// (at least a minute) ago, and says how many. Fences go on growing: the table keeps the highest one. Needs the
+    /// (at least a minute) ago, and returns how many. Fences go on growing: the table keeps the highest one. Needs the
     /// right to `DELETE`.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl<S: LeaseTable> LeaseRows<S> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, some rows may have been deleted.
+    /// If dropped midway, some rows may have been deleted.
     pub async fn prune(&self, older_than: Duration) -> Result<u64> {
         let rows = Arc::clone(&self.0);
         let pruned = asked(async move { rows.prune(older_than).await });

@@ -1,28 +1,28 @@
-//! How long things may take.
+//! The time limits of requests.
 
 use std::time::Duration;
 
-/// How long a question outside of a lock may take.
+/// The time for a question outside of a lock.
 pub(crate) const QUESTION: Duration = Duration::from_secs(5);
 
-/// How long a request may take.
+/// The time limits of one request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
-    /// To get a connection.
+    /// The time to get a connection.
     pub(crate) patience: Duration,
-    /// To be answered. Afterwards others need not wait for this connection any more.
+    /// The time for the answer. Afterwards others need not wait for this connection any more.
     pub(crate) answer: Duration,
-    /// To be heard of at all.
+    /// The time after which the answer is given up, and the connection with it.
     pub(crate) last: Duration,
 }
 
 impl Limits {
     pub(crate) fn of(answer: Duration, last: Duration) -> Self {
-        // So that a server that is away is seen to be away, and not taken for one that may have got the request.
+        // So that a server that is away is seen to be away, and does not count as having got the request.
         Self { patience: answer * 3 / 4, answer, last: last.max(answer) }
     }
 
-    /// Those of whoever waits the longest.
+    /// Returns the limits of the longer wait of the two.
     pub(crate) fn longest(self, other: Self) -> Self {
         let (answer, last) = (self.answer.max(other.answer), self.last.max(other.last));
         Self { patience: self.patience.max(other.patience), answer, last }

@@ -21,7 +21,7 @@ impl<S: Server> ServerOptions<S> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it goes on in the background; call it again.
+    /// If dropped, it goes on in the background; call it again.
     pub async fn migrate(&self) -> Result<()> {
         self.clone().make_on_the_keeper().await.map_err(Self::refused)
     }
@@ -51,9 +51,9 @@ impl<S: Server> ServerOptions<S> {
         verify(mark.as_deref(), &table)
     }
 
-    /// The table with the one schema that has it, if any does: wherever the search path of a user or of a connection
-    /// leads, this is the table. One of a stranger, who may have made it to run his code in its users, is looked into
-    /// only where it was named with its schema, and keeps nobody from a table that can be trusted.
+    /// Returns the table with the one schema that has it, if any does: wherever the search path of a user or of a
+    /// connection leads, this is the table. A table of a stranger, who may have made it to run code in its users, is
+    /// looked into only where it was named with its schema, and is in the way of no table that can be trusted.
     async fn locate(on: &mut Conn<S>, table: &TableName) -> Result<Option<TableName>, Failure> {
         if table.schema().is_some() {
             return Ok(Some(table.clone()));
@@ -78,8 +78,8 @@ impl<S: Server> ServerOptions<S> {
     }
 }
 
-/// Refuses what only others have made, who need not be trusted. Another table beside it would split those who lock in
-/// it, if there are any, in two.
+/// Refuses a table that only other users have made, which need not be trusted. Another table beside it would split the
+/// programs that lock in it, if there are any, in two.
 fn strangers(table: &TableName, strange: &[(String, String)]) -> Option<Failure> {
     let what = match strange {
         [] => return None,

@@ -27,8 +27,8 @@ impl<S: Server> ServerOptions<S> {
         .await
     }
 
-    /// The same without a connection. The schema that the table is in cannot be asked for then, and locks that are the
-    /// same have to have the same id in all processes.
+    /// Prepares the connections without opening one. The schema of the table cannot be asked for then, and a lock has
+    /// to have one id in all processes.
     pub(crate) fn open_later(self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
         self.settings.check()?;
         if self.settings.table.schema().is_none() {

@@ -1,4 +1,4 @@
-//! Optimistic locks: write only if nobody has written since one read.
+//! Optimistic locks: write only if no other client has written since the row was read.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,10 +12,11 @@ use crate::dialect::{Dialect, Meaning, NAMES, failure_of, meaning_of, quoted, re
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// The names under which the number that is compared is read, the column that it is made of, and whether that keeps
-/// what it is set to.
+/// The name under which the number that is compared is read.
 const SEEN: &str = "dlock_seen";
+/// The name under which the column is read that the number is made of.
 const TIME: &str = "dlock_time";
+/// The name of the condition that the column keeps the values that it is set to.
 const FITS: &str = "dlock_fits";
 
 /// Reads a row, and writes it only if no other client has written it since: no lock is held in between.
@@ -41,7 +42,7 @@ const FITS: &str = "dlock_fits";
 /// # Ok(()) }
 /// ```
 ///
-/// Where many writers meet, a lock is better: of n writers at one time one wins and the others try again.
+/// Under many writers of one row a lock is better: of n writers at one time one wins and the others try again.
 pub struct Optimistic<D> {
     table: String,
     key: String,
@@ -51,21 +52,21 @@ pub struct Optimistic<D> {
     database: PhantomData<fn() -> D>,
 }
 
-/// What is compared: a column, and statements about it.
+/// The compared value: a column, and statements about it.
 #[derive(Clone)]
 struct Compared {
     column: String,
-    /// Its value as a whole number.
+    /// The value as a whole number.
     seen: String,
-    /// What has to be equal to that number when the row is written.
+    /// The expression that has to be equal to that number when the row is written.
     is: String,
-    /// What it is set to, unless the caller sets it.
+    /// The value that it is set to, unless the caller sets it.
     next: Option<String>,
-    /// Of a time: whether the column keeps it exactly.
+    /// The condition that a column of a time keeps it exactly.
     fits: Option<String>,
 }
 
-/// Why an optimistic write was not made.
+/// The reasons why an optimistic write was not made.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OptimisticError {
@@ -73,7 +74,7 @@ pub enum OptimisticError {
     Conflict {
         /// The table.
         table: String,
-        /// How many times it was tried.
+        /// The number of tries.
         tries: u32,
     },
     /// There is no row with this key, or what is compared is null (or infinite).
@@ -186,7 +187,7 @@ impl<D: Dialect> Optimistic<D> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the last write may have been made.
+    /// If dropped, the last write may have been made.
     pub async fn modify<K, T, F>(&self, pool: &Pool<D>, key: K, mut change: F) -> Result<T, OptimisticError>
     where
         K: for<'q> Encode<'q, D> + Type<D> + Clone + Send + Sync,
@@ -219,7 +220,7 @@ impl<D: Dialect> Optimistic<D> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the write may have been made; in a transaction, roll back.
+    /// If dropped, the write may have been made; in a transaction, roll back.
     pub async fn attempt<K, T, F>(
         &self,
         on: &mut D::Connection,
@@ -298,16 +299,16 @@ impl Compared {
         Self { is: column.clone(), column, seen, next: None, fits: None }
     }
 
-    /// Refuses the row where its column does not keep what it is set to.
+    /// Refuses the row where its column does not keep the values that it is set to.
     fn check<D: Dialect>(&self, row: &D::Row) -> Result<(), Round> {
         let types = D::TIMES.types;
-        // Where the time is null, it may be null, too.
+        // The condition may be null where the time is.
         let fits = || Ok::<_, Round>(D::number(row, FITS)? != Some(0) && D::is_one_of(types, row, TIME)?);
         if self.fits.is_none() || fits()? { Ok(()) } else { Err(Round::Unfit) }
     }
 }
 
-/// How a try failed.
+/// The reasons for which a try failed.
 enum Round {
     Missing,
     /// The column does not keep times exactly.

@@ -1,4 +1,4 @@
-//! Where the locks of a database server are.
+//! The place of the locks of a database server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl<S: Driver> ServerOptions<S> {
     /// | `host` | the directory of a unix socket, for example |
     /// | `hostaddr`, `port`, `dbname`, `user`, `password`, `application_name`, `options` | as in libpq |
     ///
-    /// What the URL leaves out is taken from libpq's environment variables (`PGHOST`, ...) and password file.
+    /// Parts that the URL leaves out are taken from libpq's environment variables (`PGHOST`, ...) and password file.
     ///
     /// | of MariaDB and MySQL | |
     /// |---|---|
@@ -168,7 +168,7 @@ impl<S: Driver> ServerOptions<S> {
             pool: self.pool.clone(),
             password: self.password.clone(),
             table: self.settings.table.clone(),
-            // What a pool does to its new connections takes its time.
+            // A pool may take its time to make a new connection ready.
             limit: self.pool.as_ref().map_or(limit, |pool| limit.max(pool.options().get_acquire_timeout())),
             refused: Refused::default(),
             room: Room::default(),
@@ -208,7 +208,7 @@ mod tests {
         ServerOptions::from_url(url)
     }
 
-    /// Of rows with a lease; what it says of the schema is asked of the server.
+    /// Returns the address of rows with a lease; what it says of the schema is asked of the server.
     fn address<S: Driver>(url: &str) -> String {
         let options = read::<S>(url).unwrap();
         format!("{}/{}", S::address(&options.driver), options.settings.table)

@@ -1,7 +1,6 @@
 //! Questions and orders that are no lock's.
-//!
-//! Whoever asks may leave the question unpolled, in a `select!` loop that is busy in another branch for instance, and
-//! it would keep its connection from those who lock. So it is a task of its own.
+//! || The caller may leave the question unpolled, in a `select!` loop that is busy in another branch for instance, and
+//! it would keep its connection from claims. So it is a task of its own.
 
 use std::future::Future;
 
@@ -9,7 +8,7 @@ use dlock_core::{Failure, keeper};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-/// Carries out a question on the runtime of whoever asks, or on dlock's own where there is none.
+/// Carries out a question on the caller's runtime, or on dlock's own where there is none.
 ///
 /// # Cancel safety
 ///

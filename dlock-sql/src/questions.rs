@@ -1,5 +1,15 @@
 //! Claims of this process that want one key at one moment, where nothing else brings their questions together: one of
-//! them asks, and that it found the key taken is the answer for all who came before it asked.
+//! them asks, and if it finds the key taken, that is the answer for all that came before it asked.
+//!
+//! ```text
+//!     `turn` ---> waits for the turn ---+-- asked and found taken since it came ---> `Taken`
+//!                                       +-- otherwise: `Ask`, with the next number
+//!                                              | `found_taken`: noted with that number
+//!                                              v
+//!                                           the turn goes to the next claim
+//! ```
+//!
+//! The answer of a question that had been asked before a claim came is of no use to it: the lock may be free since.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,23 +26,23 @@ pub(crate) struct Questions(Mutex<HashMap<Key, (usize, Arc<Question>)>>);
 /// A key, and what is known of it.
 #[derive(Default)]
 struct Question {
-    /// Whoever has it asks.
+    /// The right to ask.
     turn: Arc<tokio::sync::Mutex<()>>,
     known: Mutex<Known>,
 }
 
 #[derive(Default)]
 struct Known {
-    /// How often it was asked for.
+    /// The number of times that it was asked for.
     asked: u64,
-    /// The number of the last question that found it taken, and by whom, if that is known.
+    /// The number of the last question that found it taken, and its holder if that is known.
     taken: (u64, Option<Box<Holder>>),
 }
 
-/// What a claim is to do.
+/// The turn of a claim.
 pub(crate) enum Turn<'a> {
     Ask(Asking<'a>),
-    /// Another one has asked since this one came, and found the key taken.
+    /// Another claim has asked since this one came, and found the key taken.
     Taken(Option<Box<Holder>>),
 }
 
@@ -51,7 +61,7 @@ struct Wanting<'a> {
 }
 
 impl Questions {
-    /// Waits for those who ask for the key.
+    /// Waits for the claims that ask for the key.
     ///
     /// # Errors
     ///
@@ -62,6 +72,7 @@ impl Questions {
     /// Cancel-safe.
     pub(crate) async fn turn<'a>(&'a self, key: &'a Key, end: Instant) -> Result<Turn<'a>, Failure> {
         let wanting = Wanting::of(self, key);
+        // Counted before the wait: only questions that are asked from here on answer this claim's.
         let before = wanting.question.known.lock().asked;
         let Some(turn) = by_then(end, Arc::clone(&wanting.question.turn).lock_owned()).await else {
             return Err(Failure::unavailable(
@@ -81,7 +92,7 @@ impl Questions {
 }
 
 impl Asking<'_> {
-    /// Tells those who came before this one asked that the key is taken.
+    /// Reports to the claims that came before this one asked that the key is taken.
     pub(crate) fn found_taken(self, holder: Option<Box<Holder>>) {
         self.wanting.question.known.lock().taken = (self.number, holder);
     }
@@ -103,6 +114,7 @@ impl Drop for Wanting<'_> {
         let mut all = self.questions.0.lock();
         let Some((count, _)) = all.get_mut(self.key) else { return };
         *count -= 1;
+        // The last claim that wants the key takes its entry along.
         if *count == 0 {
             all.remove(self.key);
         }

@@ -1,4 +1,4 @@
-//! Notifications of releases and of who leads, over channels of the server.
+//! Notifications of releases and of leaders, over channels of the server.
 
 use dlock_core::backend::notify::{Channels, Listener};
 use dlock_core::{Failure, Key, Token};
@@ -34,7 +34,7 @@ impl Releases {
         self.channels.join(&channel(&self.table, key))
     }
 
-    /// Listens for what is announced of a key.
+    /// Listens for announcements about a key.
     pub(crate) fn listen_announced(&self, key: &Key) -> Result<Listener, Failure> {
         self.channels.listen(&announced_channel(&self.table, key))
     }
@@ -45,13 +45,13 @@ impl Releases {
     }
 }
 
-/// The channel on which releases of `key` are published.
+/// Returns the channel on which releases of `key` are published.
 pub(crate) fn channel(table: &TableName, key: &Key) -> String {
     let name = table.name();
     format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))
 }
 
-/// The channel on which it is announced who leads.
+/// Returns the channel on which a new leader is announced.
 pub(crate) fn announced_channel(table: &TableName, key: &Key) -> String {
     channel(table, key).replacen("dlock_", "dlock_term_", 1)
 }
@@ -59,7 +59,7 @@ pub(crate) fn announced_channel(table: &TableName, key: &Key) -> String {
 /// The channel on which a waiter in line is notified of its turn, without its token.
 pub(crate) const TURNS: &str = "dlock_turn_";
 
-/// The channel on which the one with this token is notified of its turn.
+/// Returns the channel on which the waiter with this token is notified of its turn.
 fn turn_channel(token: &Token) -> String {
     format!("{TURNS}{}", token.to_hex())
 }

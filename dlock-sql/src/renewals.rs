@@ -1,9 +1,17 @@
 //! Many renewals in one statement.
 //!
-//! The keeper asks for the renewal of every lock that is due at about the same time. Whatever has come in when the
-//! connection is free goes out together, and where several did, what comes in within a fiftieth of a lease does too:
-//! ten thousand locks cost a handful of statements. Where more wait than one statement renews, as after an outage,
-//! those whose leases end first go first.
+//! ```text
+//!     `extend` ---> inbox ---> waiting ---> one statement ---> answered
+//!                    |            |  ^
+//!                    |            |  +- more than `AT_ONCE`: those whose leases end last stay for the next one
+//!                    |            +- given up: dropped
+//!                    +- crowded (the statement before had several): up to a fiftieth of a lease for more to come
+//! ```
+//!
+//! The keeper asks for the renewal of every lock that is due at about one time. All that have come in when the
+//! connection is free go out together, and where several did, those that come in within a fiftieth of a lease do too:
+//! ten thousand locks cost a handful of statements. If more wait than one statement renews, as after an outage, those
+//! whose leases end first go first.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -23,54 +31,55 @@ pub(crate) struct Renewal {
     pub(crate) token: Token,
     pub(crate) lease: Duration,
     pub(crate) mode: Mode,
-    /// How long the engine waits for the answer.
+    /// The time that the engine waits for the answer.
     limit: Duration,
-    /// When the lease ends.
+    /// The moment at which the lease ends.
     ends_at: Instant,
-    /// It waits for the statement before it, and for others to go along with.
+    /// The clock of the request, which waits for the statement before it, and for others to go along with.
     clock: RequestClock,
     answer: oneshot::Sender<Result<Renewed, Failure>>,
 }
 
-/// Which of a list were extended.
+/// The places in a list that were extended.
 #[derive(Debug)]
 pub(crate) enum Extended {
     All,
     Some(HashSet<usize>),
 }
 
-/// How long the one waits who waits the least of these.
+/// Returns the shortest time that one of these waits.
 pub(crate) fn shortest_limit(renewals: &[Renewal]) -> Duration {
     renewals.iter().map(|renewal| renewal.limit).min().unwrap_or_default()
 }
 
-/// What carries out renewals.
+/// The side that carries out renewals.
 pub(crate) trait Renew: Send + Sync + 'static {
-    /// How many rows one statement changes at the most, so that it does not keep others waiting.
+    /// The largest number of rows that one statement changes, so that it does not keep others waiting.
     const AT_ONCE: usize;
 
-    /// Extends what is still ours.
+    /// Extends the leases that are still in place.
     fn renew(&self, renewals: &[Renewal]) -> impl Future<Output = Result<Extended, Failure>> + Send;
 }
 
-/// Where renewals are handed in.
+/// The inbox for renewals.
 #[derive(Debug)]
 pub(crate) struct Renewals(mpsc::UnboundedSender<Renewal>);
 
 impl Renewals {
-    /// With the inbox that [`look_after`] empties.
+    /// Creates it with the receiver that [`look_after`] empties.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Renewal>) {
         let (renewals, inbox) = mpsc::unbounded_channel();
         (Self(renewals), inbox)
     }
 
-    /// Extends one lease, along with whatever else is due. `since` is from when it counts.
+    /// Extends one lease, along with all others that are due. `since` is the moment from which it counts.
     pub(crate) async fn extend(
         &self,
         request: &ClaimRequest,
         clock: &RequestClock,
         since: &mut Instant,
     ) -> Result<Renewed, Failure> {
+        // Before it is queued, so that the lease is never counted from later than its statement.
         let ((answer, receiver), sent) = (oneshot::channel(), Instant::now());
         clock.queued();
         let renewal = Renewal {
@@ -86,6 +95,7 @@ impl Renewals {
         // The worker lives as long as what it renews on, and the keeper's thread.
         self.0.send(renewal).map_err(|_| closed())?;
         let renewed = receiver.await.unwrap_or_else(|_| Err(closed()))?;
+        // Only with an answer: after a failure the lease counts from where it did.
         *since = sent;
         Ok(renewed)
     }
@@ -100,9 +110,9 @@ pub(crate) fn look_after<R: Renew>(
     Ok(())
 }
 
-/// So many that wait are not kept waiting for more.
+/// The number of waiting renewals that are not kept waiting for more.
 const ENOUGH: usize = 500;
-/// Nothing is kept waiting for more of them longer than this.
+/// The longest time for which renewals are kept waiting for more of them.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>) {
@@ -112,13 +122,17 @@ async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>
         if waiting.is_empty() {
             return;
         }
-        // Those that were cancelled have no use for it any more.
+        // Renewals that were cancelled have no use for an answer any more.
         waiting.retain(|renewal| !renewal.answer.is_closed());
+        // Upgraded for this statement alone: between statements the backend may be dropped, and this ends.
         let Some(on) = on.upgrade() else { return };
+        // Sorted only where some have to stay.
         if waiting.len() > R::AT_ONCE {
             waiting.sort_by_key(|renewal| renewal.ends_at);
         }
         let mut renewals: Vec<_> = waiting.drain(..waiting.len().min(R::AT_ONCE)).collect();
+        // Last, since it starts the time of their requests: those that stay for the next statement must not be counted
+        // yet.
         renewals.retain(|renewal| renewal.clock.written());
         if renewals.is_empty() {
             continue;
@@ -137,9 +151,10 @@ async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>
     }
 }
 
-/// Waits for renewals, and where they are crowded a little longer for some more. There are none when nobody is left to
-/// ask for any.
+/// Waits for renewals, and where they are crowded a little longer for some more. Leaves `waiting` empty once no renewal
+/// can be asked for any more.
 async fn gather(inbox: &mut mpsc::UnboundedReceiver<Renewal>, waiting: &mut Vec<Renewal>, crowded: bool) {
+    // Some that stayed from the statement before wait for nothing: they are late already.
     if waiting.is_empty() {
         inbox.recv_many(waiting, ENOUGH).await;
         let patience = waiting.iter().map(|renewal| renewal.lease / 50).min().unwrap_or_default();
@@ -163,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes what comes, and lets through as many statements as there are permits.
+    /// A backend that notes what comes, and lets through as many statements as there are permits.
     struct Noting(Mutex<Vec<Vec<String>>>, Semaphore);
 
     impl Renew for Noting {

@@ -4,7 +4,16 @@
 //! release, since it keeps the key's fence. The row of the empty key, which no lock can have, is the table's mark: its
 //! version, and the highest fence of all rows that were pruned.
 //!
-//! What is the same for all servers is here; a [`LeaseTable`] has the statements.
+//! | `token` of the row | the key is |
+//! |---|---|
+//! | null, or any with a lease that has ended | free |
+//! | that of a claim | held by it |
+//! | [`TURN`](crate::stored::TURN) | for the first waiter in line |
+//! | [`SHARED`](crate::stored::SHARED) | held by several, of whom each has a row beside it |
+//! | [`ELSEWHERE`](crate::way::ELSEWHERE) | of sessions or locked rows |
+//! | that of a claim, marked as left behind | taken until its lease ends, or its baton is brought |
+//!
+//! All that servers have in common is here; a [`LeaseTable`] has the statements.
 
 pub(crate) mod claim;
 mod lease_table;
@@ -38,17 +47,17 @@ use steps::{
     Force, Identify, List, Occupy, Prune, Read, Renew as RenewLeases, RenewShares, Resize, TakeBack,
 };
 
-/// How long deleting some rows may take.
+/// The time that deleting some rows may take.
 const PRUNING: Duration = Duration::from_secs(60);
-/// How often a lock is looked at that changes hands meanwhile.
+/// The number of times that a lock is looked at that changes hands meanwhile.
 const LOOKS: u32 = 4;
 
-/// What the claims of a backend share.
+/// The state that the claims of a backend share.
 pub(crate) struct Rows<S: LeaseTable> {
     pub(crate) connections: Arc<Connections<S>>,
     pub(crate) renewals: Renewals,
     pub(crate) questions: Questions,
-    /// Whether the table and the rights were looked at.
+    /// Set once the table and the rights were looked at.
     verified: OnceCell<()>,
 }
 
@@ -86,7 +95,7 @@ impl<S: LeaseTable> Rows<S> {
         }
     }
 
-    /// Who has the lock.
+    /// Returns the holder of a lock.
     pub(crate) async fn inspect(&self, key: &Key) -> Result<Option<Holder>, Failure> {
         self.ready(QUESTION).await?;
         let holder = self.connections.ask(Read(key.clone()), QUESTION).await.map_err(unchanged)?;
@@ -96,9 +105,10 @@ impl<S: LeaseTable> Rows<S> {
         Ok(self.occupancy(key).await?.holders.into_iter().next())
     }
 
-    /// All locks that are held, in order.
+    /// Returns all locks that are held, in order.
     pub(crate) async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
         self.ready(QUESTION).await?;
+        // By pages, in the order of the keys: one statement over a large table would take long.
         let mut all: Vec<(Key, Holder)> = Vec::new();
         let mut after = Vec::new();
         loop {
@@ -106,7 +116,7 @@ impl<S: LeaseTable> Rows<S> {
             let Some((last, _)) = some.last() else { return Ok(all) };
             after = last.clone();
             for (key, holder) in some {
-                // A row with another key is none of ours, or beside another one.
+                // A row with another key is not dlock's, or stands beside that of a key.
                 let Some(key) = std::str::from_utf8(&key).ok().and_then(|key| Key::new(key).ok()) else {
                     continue;
                 };
@@ -120,14 +130,14 @@ impl<S: LeaseTable> Rows<S> {
         }
     }
 
-    /// All who hold a key.
+    /// Returns all holders of a key.
     pub(crate) async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         self.ready(QUESTION).await?;
         let occupancy = self.connections.ask(Occupy(key.clone()), QUESTION).await;
         occupancy.map_err(unchanged)
     }
 
-    /// Changes how many permits there are; how many there were.
+    /// Changes the number of permits. Returns the number before.
     pub(crate) async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
         self.ready(QUESTION).await?;
         match self.connections.ask(Resize(key.clone(), permits), QUESTION).await? {
@@ -144,7 +154,7 @@ impl<S: LeaseTable> Rows<S> {
         }
     }
 
-    /// Frees the lock whoever has it, or only if all who have it were seen. Every grant changes the row of the key,
+    /// Frees the lock of any holder, or only if all its holders were seen. Every grant changes the row of the key,
     /// which is read first then, and compared with in the statement that frees it.
     pub(crate) async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
         self.ready(QUESTION).await?;
@@ -152,13 +162,15 @@ impl<S: LeaseTable> Rows<S> {
             let held = self.connections.ask(Force(key.clone(), None), QUESTION).await?;
             return Ok(if held { Forced::Released } else { Forced::Free });
         };
+        // A lock that changes hands at each look is held by others than those that were seen.
         for _ in 0..LOOKS {
+            // The row before the holders: a grant that comes between the two changes the row, and nothing is freed.
             let identity = self.connections.ask(Identify(key.clone()), QUESTION).await.map_err(unchanged)?;
             let now = self.occupancy(key).await?.holders;
             if let Some(answer) = Forced::without_release(&now, seen) {
                 return Ok(answer);
             }
-            // Where it is not freed, it has changed hands between the looks.
+            // If it is not freed, it has changed hands between the looks.
             if identity.is_some() && self.connections.ask(Force(key.clone(), identity), QUESTION).await? {
                 return Ok(Forced::Released);
             }
@@ -169,10 +181,11 @@ impl<S: LeaseTable> Rows<S> {
     /// Deletes free rows.
     pub(crate) async fn prune(&self, unused: Duration) -> Result<u64, Failure> {
         self.ready(QUESTION).await?;
-        // A row that was in use a moment ago may be taken right now by somebody who has read its last fence.
+        // A row that was in use a moment ago may be taken right now by a claim that has read its last fence.
         let unused = unused.max(Duration::from_secs(60));
         let (mut count, mut after) = (0, Vec::new());
         loop {
+            // On from the last key that was looked at, whether it was deleted or not.
             let pruned = self.connections.ask(Prune(unused, after), PRUNING).await?;
             count += pruned.count;
             match pruned.last {
@@ -192,6 +205,7 @@ impl<S: LeaseTable> Renew for Rows<S> {
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Extended, Failure> {
         self.check()?;
+        // All go out together, so that the one with the least time decides.
         let limit = shortest_limit(renewals);
         let (mut places, mut leases) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
         for (place, renewal) in renewals.iter().enumerate() {
@@ -201,6 +215,7 @@ impl<S: LeaseTable> Renew for Rows<S> {
             let lease = Lease { key: key.clone(), token: *token, mode: *mode, length: *length };
             leases[is_share].push(lease);
         }
+        // Shares are renewed by another statement; the common case is that there are none, and costs one message.
         let [alone, shares] = leases;
         if shares.is_empty() {
             let extended = self.connections.within(Kind::Renewal, RenewLeases(alone), limit).await?;
@@ -211,11 +226,13 @@ impl<S: LeaseTable> Renew for Rows<S> {
             None => extended.extend(places),
             Some(some) => extended.extend(some.iter().filter_map(|place| places.get(*place))),
         };
-        let half = limit / 2;
+        let mut left = limit;
         if !alone.is_empty() {
-            extend(&places[0], self.connections.within(Kind::Renewal, RenewLeases(alone), half).await?);
+            // Both statements together must be answered in time.
+            left /= 2;
+            extend(&places[0], self.connections.within(Kind::Renewal, RenewLeases(alone), left).await?);
         }
-        let found = self.connections.within(Kind::Renewal, RenewShares(shares), half).await?;
+        let found = self.connections.within(Kind::Renewal, RenewShares(shares), left).await?;
         extend(&places[1], found);
         Ok(Extended::Some(extended))
     }

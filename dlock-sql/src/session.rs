@@ -1,7 +1,17 @@
-//! Locks that live as long as a connection: names that a session of the server locks, and rows that a transaction does.
+//! Locks that live as long as a connection: names that a session locks, and rows that a transaction locks.
 //!
 //! A [`ConnectionActor`](actor::ConnectionActor) is one connection with the locks on it, driven by a task on the
-//! keeper's thread. What the session itself would let through, a second lock of the same name, is kept apart there.
+//! keeper's thread. A second lock of the same name, which the session itself would let through, is refused there.
+//! Between two calls a claim is in one of these states:
+//!
+//! | state | `handle` | in the queue | left by |
+//! |---|---|---|---|
+//! | out | none | no | an attempt; `changed`, which waits in the queue |
+//! | waiting | none | yes | an attempt; a withdrawal, which waits until the queue was left |
+//! | asked, not known | some | perhaps | the next attempt, which finds what was taken; a withdrawal |
+//! | granted | some | no | a withdrawal; dropping the claim, which sends the release and waits for no answer |
+//!
+//! A refused attempt puts its connection back and leaves the claim out or waiting.
 
 mod actor;
 mod administration;
@@ -50,11 +60,11 @@ use queue::{Queue, Waiting};
 use session_server::SessionServer;
 use strategy::{Others, Strategy};
 
-/// Waiters who are notified of releases ask this often in case that does not get through.
+/// The pause between the attempts of a waiter that is notified of releases, in case a notification is lost.
 const SAFETY_NET: Duration = Duration::from_secs(1);
-/// For so long a reader's release waits at the most until its claim has left the queue in which it waited for the lock.
+/// The longest time that a reader's release waits until its claim has left the queue in which it waited for the lock.
 const LEAVING: Duration = Duration::from_millis(150);
-/// How long the questions at the start may take, which are three.
+/// The time for the questions at the start, which are three.
 const STARTING: Duration = Duration::from_secs(15);
 
 /// Locks that live as long as a connection to the database: see [`PostgresSessions`](crate::PostgresSessions),
@@ -91,8 +101,8 @@ const STARTING: Duration = Duration::from_secs(15);
 /// # Beside other ways
 ///
 /// A key that is held by a session, as a locked row or as a lease row is refused with
-/// [`ErrorKind::Conflict`](dlock_core::ErrorKind::Conflict) to whoever asks for it in another of these ways, unless
-/// fences are switched off. When it is free, the next one who asks decides on its way.
+/// [`ErrorKind::Conflict`](dlock_core::ErrorKind::Conflict) to claims in another of these ways, unless fences are
+/// switched off. When it is free, the next claim decides on its way.
 ///
 /// # Administration
 ///
@@ -107,7 +117,7 @@ const STARTING: Duration = Duration::from_secs(15);
 pub struct Sessions<M: Strategy> {
     handles: Arc<ConnectionHandles<M>>,
     queue: Arc<Queue<M>>,
-    /// For questions, and for what must not be part of the transaction that keeps a lock.
+    /// Connections for questions, and for what must not be part of the transaction that keeps a lock.
     others: Others<M::Server>,
 }
 
@@ -255,15 +265,15 @@ pub struct SessionClaim<M: Strategy> {
     request: ClaimRequest,
     clock: RequestClock,
     signal: Arc<HoldSignal>,
-    /// Where something of ours may be.
+    /// The connection on which something of this claim may be.
     handle: Option<ConnectionHandle<M>>,
     waiting: Waiting<M>,
-    /// Since when it has been refused.
+    /// The moment of the first refusal.
     refused: Option<Instant>,
 }
 
 impl<M: Strategy> SessionClaim<M> {
-    /// Whether others may read too.
+    /// Returns `true` if other readers may hold the lock too.
     fn reads(&self) -> bool {
         self.request.mode == Mode::Shared
     }
@@ -271,16 +281,18 @@ impl<M: Strategy> SessionClaim<M> {
 
 impl<M: Strategy> Claim for SessionClaim<M> {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
-        // Nothing was sent when there is no time left for it.
+        // All that comes before the command is bounded by less than the engine waits: when it fails for want of a
+        // connection, the engine still learns that nothing was sent.
         let limit = self.request.request_timeout * 3 / 4;
         self.handles.ready(limit).await?;
         self.waiting.begin();
         self.clock.queued();
-        // Less than the engine waits, so that nothing was sent when it learns of a lack of connections.
         let end = Instant::now() + limit;
         let (key, reads) = (self.request.key.clone(), self.reads());
         let (handle, asking) = match &mut self.handle {
             Some(handle) => (handle, None),
+            // If each lock has a connection of its own, one claim of this process asks for a key at a moment, and the
+            // others take its answer: each of them would open a connection to find the lock taken.
             none => {
                 let asking = match self.handles.turn(&key, reads, end).await? {
                     Ok(asking) => asking,
@@ -293,13 +305,15 @@ impl<M: Strategy> Claim for SessionClaim<M> {
             }
         };
         let (request, clock, signal) = (self.request.clone(), self.clock.clone(), Arc::clone(&self.signal));
-        // Who waits may be stopped or cut off: a reader respects that for a time, and no longer.
+        // A claim that has the turn may be stopped or cut off: a reader respects it for `PREFERENCE`, and asks without
+        // a turn from then on.
         let joins = if reads && !self.waiting.has_turn() { self.waiting.joins(&request.key) } else { None };
         let has_turn = self.waiting.has_turn()
             || joins.is_some()
             || self.refused.is_some_and(|since| since.elapsed() >= PREFERENCE);
         let take = |answer| Command::Take(Take { request, clock, signal, has_turn, answer });
         let taken = handle.call(take).await;
+        // The turn that this reader came in by is kept until here, so that it does not end between question and answer.
         drop(joins);
         if let (Some(asking), Ok(taken)) = (asking, &taken) {
             match taken {
@@ -309,16 +323,18 @@ impl<M: Strategy> Claim for SessionClaim<M> {
                     asking.found_taken(Some(Box::new(holder)));
                 }
                 Taken::Busy(holder) => asking.found_taken(holder.clone()),
-                // The others find out by themselves.
+                // The answer is about this claim's way or fence: the others ask by themselves.
                 Taken::Elsewhere(_) | Taken::Uncounted => {}
             }
         }
         if let Ok(Taken::Granted(fence)) = taken {
+            // Its connection in the queue keeps the turn, and with it all other waiters, until the claim has left.
             self.waiting.leave();
             let term = Validity::Session(Some(self.request.lease.min(SESSION_IDLE_TIMEOUT)));
             return Ok(Attempt::Granted(fence.into_iter().fold(Grant::new(term), Grant::with_fence)));
         }
-        // Nothing of ours is there, and no command of ours is on its way.
+        // Every other answer says that nothing of this claim is on the connection, and no command of it under way.
+        // Without an answer this line is not reached: the handle stays, and the next call goes by it.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
         let taken = taken?;
         self.refused.get_or_insert_with(Instant::now);
@@ -341,7 +357,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        // The connection is kept alive, not the lock.
+        // Nothing to do: the signs of life of the connection prove all its locks.
         Ok(Renewed::Extended)
     }
 
@@ -352,20 +368,25 @@ impl<M: Strategy> Claim for SessionClaim<M> {
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
+        // Leaving the queue goes on beside the release.
         self.waiting.leave();
         let Some(handle) = &self.handle else {
+            // An attempt has left nothing; the server may still give the lock for a moment to the place in the queue.
             self.waiting.left().await;
             return Ok(Withdrawal::ABSENT);
         };
         let ClaimRequest { key, token, .. } = self.request.clone();
-        // Commands are carried out one after the other: what this claim has asked for comes before.
+        // The connection has carried out what this claim asked for before, or drops it, since no caller waits for its
+        // answer.
         let left = handle.call(|answer| Command::Release(Release { key, token, answer: Some(answer) })).await;
-        // What could not be confirmed has ended with its connection.
+        // A release that could not be confirmed has closed the connection, and the lock ends with it.
         self.handle.take().into_iter().for_each(|handle| self.handles.put_back(handle));
-        // Those of this process learn of the release from the engine.
+        // If this process has the turn, the next holder is one of its own waiters, which learns of the release from the
+        // engine.
         let is_ours = self.waiting.has_turn_here(&self.request.key);
         if self.reads() {
-            // Who wants to read asks whether somebody waits: this claim does not, as soon as its queue knows it.
+            // A reader asks only where no session has the turn. The place of this claim would count as one until its
+            // queue knows that it has left.
             within(LEAVING, self.waiting.left()).await;
         }
         left.map(|left| if is_ours { left.with_others_waiting(0) } else { left })
@@ -383,6 +404,7 @@ impl<M: Strategy> Claim for SessionClaim<M> {
 impl<M: Strategy> Drop for SessionClaim<M> {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
+            // Dropping the handle of an unshared connection then closes it, since the task finds no sender any more.
             let ClaimRequest { key, token, .. } = self.request.clone();
             handle.send(Command::Release(Release { key, token, answer: None }));
         }

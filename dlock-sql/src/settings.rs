@@ -1,4 +1,4 @@
-//! What all database servers can be told.
+//! The settings that all database servers have.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ pub struct Settings {
     pub(crate) table: TableName,
     pub(crate) max_connections: u32,
     pub(crate) connect_timeout: Duration,
-    /// Whether the table is made where it is missing.
+    /// Is `true` if the table is made where it is missing.
     pub(crate) makes: bool,
-    /// Whether waiters are notified of releases, where the server can do that.
+    /// Is `true` if waiters are notified of releases, where the server can do that.
     pub(crate) notified: bool,
-    /// Whether statements are sent whole, where the server can be told so.
+    /// Is `true` if statements are sent whole, where the server has that choice.
     pub(crate) simple: bool,
-    /// Whether grants of sessions and locked rows are counted.
+    /// Is `true` if grants of sessions and locked rows are counted.
     pub(crate) fences: bool,
 }
 
@@ -59,7 +59,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Takes a parameter of a URL; whether it is one of ours.
+    /// Takes a parameter of a URL. Returns whether it is one of dlock's.
     fn take(&mut self, name: &str, value: &str) -> Result<bool, Failure> {
         let wrong = |wanted: &str| {
             Failure::invalid_config(format!("the parameter {name} of the URL is not {wanted}"))
@@ -88,13 +88,13 @@ impl Settings {
     }
 }
 
-/// Divides a URL into our settings and what is for the driver, which knows the parameters `known`. No failure repeats
-/// anything of it but the name of a known parameter: it may contain a password.
+/// Divides a URL into dlock's settings and the part for the driver, which knows the parameters `known`. No failure
+/// repeats anything of it but the name of a known parameter: it may contain a password.
 pub(crate) fn split(url: &str, known: &[&str], form: &str) -> Result<(Settings, String), Failure> {
     let wrong = |what: &str| Failure::invalid_config(format!("{what}; write {form}"));
     let parts = UrlParts::of(url)?;
     let query = parts.query;
-    // It ends a text in the messages to the servers. A password is hashed.
+    // A NUL ends a text in the messages to the servers. A password is hashed.
     let (user, hosts) = parts.authority.rsplit_once('@').unwrap_or(("", parts.authority));
     let user = user.split(':').next().unwrap_or_default();
     if [user, hosts, parts.path, query].iter().any(|part| percent_decode_str(part).any(|byte| byte == 0)) {

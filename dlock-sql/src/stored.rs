@@ -1,8 +1,8 @@
-//! What a row says of its holder, and of those who wait.
+//! The texts and tokens that a row has about its holder, and about waiters.
 //!
-//! A row has the last of the fences that were reserved with its lock, so that whoever takes it next counts on from
-//! there; how many these are stands in the line about the holder. A waiter who found the lock taken adds a mark at the
-//! end of that line, which the next holder overwrites: the release finds it there.
+//! A row has the last of the fences that were reserved with its lock, so that the next grant counts on from there; how
+//! many these are stands in the line about the holder. A waiter that found the lock taken adds a mark at the end of
+//! that line, which the next holder overwrites: the release finds it there.
 
 use std::time::Duration;
 
@@ -11,34 +11,34 @@ use dlock_core::backend::LEFT_BEHIND;
 use dlock_core::backend::{Busy, ClaimRequest, Grant, Mode, Validity};
 use dlock_core::{Fence, Holder};
 
-/// What a waiter adds to the line. Not a field: readers pass it over.
+/// The mark that a waiter adds to the line. It is no field: readers pass it over.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub(crate) const AWAITED: &str = " awaited";
 
 const RESERVED: &str = "reserved";
 
-/// What is added to the line of a row that several hold at a time: how many permits there are, 0 of a lock.
+/// The field in the line of a row that several hold at a time: the number of permits, 0 of a lock.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const SEVERAL: &str = "several";
 
 /// The token of a lock that several hold.
 pub(crate) const SHARED: [u8; 16] = *b"\xfdheld by several";
 
-/// The token of a lock that nobody has, and that the first in line may take.
+/// The token of a lock that is free for the first in line alone.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const TURN: [u8; 16] = *b"\xfcof the next one";
 
-/// What is added to the line of a row for which somebody stands in line: the token of the first, in hexadecimal.
+/// The field in the line of a row for which a claim stands in line: the token of the first, in hexadecimal.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const IN_LINE: &str = "line";
 
-/// The line to store with a lock that is taken with so many fences.
+/// Returns the line to store with a lock that is taken with so many fences.
 pub(crate) fn line(request: &ClaimRequest, fences: u32) -> String {
     let line = request.describe();
     if fences > 1 { format!("{line} {RESERVED}={fences}") } else { line }
 }
 
-/// The holder by what was stored, with the first of its fences.
+/// Reads the holder from what was stored, with the first of its fences.
 pub(crate) fn holder(line: &str, last: i64, left: Duration) -> Holder {
     let mut fields = line.split(' ').rev().filter_map(|field| field.split_once('='));
     let mut holder = Holder::parse(line);
@@ -57,25 +57,25 @@ pub(crate) fn holder(line: &str, last: i64, left: Duration) -> Holder {
     holder
 }
 
-/// How a lock is held that several hold, by its number of permits.
+/// Returns the mode of a lock that several hold, by its number of permits.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const fn several(of: u32) -> Mode {
     if of == 0 { Mode::Shared } else { Mode::Permits { of, take: 1 } }
 }
 
-/// What is stored of one of those who hold a lock together: how much of it is taken, and the line.
+/// Returns the text about one of the claims that hold a lock together: how much of it is taken, and the line.
 pub(crate) fn share_line(mode: Mode, line: &str) -> String {
     format!("{} {line}", mode.taken())
 }
 
-/// What is stored of one of them that is left for a baton, by what was stored before.
+/// Returns the text about one of them that is left for a baton, by the text before.
 #[cfg(feature = "sqlite")]
 pub(crate) fn left_share(text: &str) -> String {
     let (taken, line) = text.split_once(' ').unwrap_or((text, ""));
     format!("{taken} {LEFT_BEHIND}{line}")
 }
 
-/// One of them by what was stored, where `of` is the number of permits of a semaphore.
+/// Reads one of them from its text, where `of` is the number of permits of a semaphore.
 pub(crate) fn share(text: &str, fence: i64, left: Duration, of: Option<u32>) -> Holder {
     let (taken, line) = text.split_once(' ').unwrap_or((text, ""));
     let mut shared = holder(line, fence, left);
@@ -86,32 +86,32 @@ pub(crate) fn share(text: &str, fence: i64, left: Duration, of: Option<u32>) -> 
     shared
 }
 
-/// The fence that stands in a row. One below zero was never given: somebody else has written it.
+/// Returns the fence that stands in a row. A fence below zero was never given: another program has written it.
 pub(crate) fn fence(stored: i64) -> Option<Fence> {
     u64::try_from(stored).ok().map(Fence::new)
 }
 
-/// The first of so many fences.
+/// Returns the first of so many fences.
 fn first(last: u64, fences: u32) -> Fence {
     Fence::new(last.saturating_sub(u64::from(fences.max(1) - 1)))
 }
 
-/// The grant of a lock whose row has the last of so many fences. An attempt after one whose outcome is not known
-/// reserves one: what the earlier one reserved is not known, and its last fence is certainly unused.
+/// Returns the grant of a lock whose row has the last of so many fences. An attempt after one whose outcome is not
+/// known reserves one: what the earlier one reserved is not known, and its last fence is certainly unused.
 pub(crate) fn grant(lease: Duration, last: Option<Fence>, fences: u32) -> Grant {
     let grant = Grant::new(Validity::Lease(lease));
     let with_fences = |last: Fence| grant.with_fence(first(last.get(), fences)).with_reserved(fences);
     last.map_or(grant, with_fences)
 }
 
-/// The answer of an attempt on a lock that somebody has, who may free it in so long.
+/// Returns the answer to an attempt on a lock that is held, and may be free in so long.
 pub(crate) fn busy(holder: Option<Box<Holder>>, retry_after: Option<Duration>) -> Busy {
     let mut busy = Busy::default();
     (busy.holder, busy.retry_after) = (holder, retry_after);
     busy
 }
 
-/// Whatever stands in a row, which others may have written: for a property test and for a fuzzer.
+/// The reading of any text in a row, which other programs may have written: for a property test and for a fuzzer.
 #[cfg(any(test, fuzzing))]
 pub(crate) mod hostile {
     use std::time::Duration;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use dlock_core::Failure;
 
-/// What the mark row's `holder` says.
+/// The `holder` of the mark row.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) const MARK: &str = "dlock table, version 1";
 
@@ -35,7 +35,7 @@ impl TableName {
         )))
     }
 
-    /// The same, where the name may be written `schema.table`.
+    /// Creates it from a name that may be written `schema.table`.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn qualified(name: &str) -> Result<Self, Failure> {
         match name.split_once('.') {
@@ -44,7 +44,7 @@ impl TableName {
         }
     }
 
-    /// The same table, in a schema whose name the server gave.
+    /// Returns this table in a schema whose name the server gave.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn within(mut self, schema: String) -> Self {
         self.schema = Some(schema);
@@ -56,13 +56,13 @@ impl TableName {
         self.schema.as_deref()
     }
 
-    /// Without the schema.
+    /// Returns the name without the schema.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// As it stands in a statement.
+    /// Returns the name as it stands in a statement.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn quoted(&self, mark: char) -> String {
         let name = quote(&self.name, mark);
@@ -73,7 +73,7 @@ impl TableName {
     }
 }
 
-/// Checks what a table that may be a lock table says of itself.
+/// Checks the mark of a table that may be a lock table.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn verify(mark: Option<&str>, table: &TableName) -> Result<(), Failure> {
     match mark {

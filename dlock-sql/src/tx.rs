@@ -12,7 +12,7 @@ mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 
-/// How long a statement waits while another transaction has the row, or the lock.
+/// The time that a statement waits while another transaction has the row, or the lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Patience {
@@ -37,7 +37,7 @@ pub trait Locking: Dialect {
         lock: LockStatement<Self>,
         patience: Patience,
     ) -> impl Future<Output = Result<Vec<Self::Row>, sqlx::Error>> + Send;
-    /// Locks a name under this patience; whether it is locked. An error of a name that stayed locked leaves the
+    /// Locks a name under this patience. Returns whether it is locked. An error of a name that stayed locked leaves the
     /// transaction as it was.
     #[doc(hidden)]
     fn lock_name(
@@ -46,13 +46,13 @@ pub trait Locking: Dialect {
         name: &Key,
         patience: Patience,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
-    /// Deletes the names that no transaction has, and says how many.
+    /// Deletes the names that no transaction has, and returns how many.
     #[doc(hidden)]
     fn prune_names(
         on: &mut Self::Connection,
         set: &str,
     ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
-    /// Makes what locking names needs.
+    /// Makes the table that locking names needs.
     #[doc(hidden)]
     fn prepare(on: &mut Self::Connection, set: &str) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 }
@@ -62,7 +62,7 @@ pub trait Locking: Dialect {
 #[allow(missing_debug_implementations)]
 pub struct LockStatement<D: Dialect> {
     query: QueryBuilder<D>,
-    /// Whether it is a `SELECT ... FOR UPDATE`, to whose end `NOWAIT` can be added.
+    /// Is `true` if it is a `SELECT ... FOR UPDATE`, to whose end `NOWAIT` can be added.
     selects: bool,
 }
 
@@ -137,7 +137,7 @@ impl<D: Dialect> std::fmt::Debug for RowKey<D> {
 ///
 /// # Cancel safety
 ///
-/// When dropped, roll the transaction back: dropping it does.
+/// If dropped, roll the transaction back: dropping it does.
 pub async fn lock_row<D: Locking>(
     on: &mut Transaction<'_, D>,
     table: &str,
@@ -183,7 +183,7 @@ pub async fn lock_row<D: Locking>(
 ///
 /// # Cancel safety
 ///
-/// When dropped, roll the transaction back: dropping it does.
+/// If dropped, roll the transaction back: dropping it does.
 pub async fn lock_query<D: Locking>(
     on: &mut Transaction<'_, D>,
     query: QueryBuilder<D>,
@@ -282,7 +282,7 @@ impl<D: Locking> TransactionLocks<D> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, roll the transaction back: dropping it does.
+    /// If dropped, roll the transaction back: dropping it does.
     pub async fn lock(&self, on: &mut Transaction<'_, D>, key: &str, patience: Patience) -> Result<()> {
         let key = Key::new(key).map_err(|failure| refused::<D>(Operation::Acquire, failure))?;
         let failure = match D::lock_name(on, &self.set, &key, patience).await {
@@ -293,8 +293,8 @@ impl<D: Locking> TransactionLocks<D> {
         Err(refused::<D>(Operation::Acquire, failure).of(&key))
     }
 
-    /// Deletes the names that no transaction has at this moment, and says how many: on MariaDB and MySQL each name that
-    /// was ever locked has a row of about 100 bytes. On PostgreSQL there is nothing to do. Call it outside of a
+    /// Deletes the names that no transaction has at this moment, and returns how many: on MariaDB and MySQL each name
+    /// that was ever locked has a row of about 100 bytes. On PostgreSQL there is nothing to do. Call it outside of a
     /// transaction; it needs the right to `DELETE`, and delays other transactions by one row at a time at the most.
     ///
     /// # Errors
@@ -303,7 +303,7 @@ impl<D: Locking> TransactionLocks<D> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, close the connection: a transaction may be open.
+    /// If dropped midway, close the connection: a transaction may be open.
     pub async fn prune(&self, on: &mut D::Connection) -> Result<u64> {
         let pruned = D::prune_names(on, &self.set).await;
         pruned

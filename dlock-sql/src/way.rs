@@ -8,11 +8,19 @@
 //!
 //! A lease is granted by the first row, which is never to be had while it says [`ELSEWHERE`]. A session, or a
 //! transaction that has locked a row, counts its grant in the second row, and only while both say that the key is its
-//! own. So each finds out in the message that it sends in any case. One that is refused has the key *moved* to its own
-//! way: this locks both rows, and is refused while the key is held in another way. Whether a session or a transaction
-//! has it, the server's own locks tell, so that one that ends without a word leaves nothing. Whoever counts has such a
-//! lock already. If a move has overlooked that, it was there first, and the count finds the key moved. A forced release
-//! by an earlier version takes [`ELSEWHERE`] away: the next count has the key moved to where it was, or is refused.
+//! own. So each finds out in the message that it sends in any case.
+//!
+//! A claim that is refused has the key *moved* to its own way: this locks both rows, and is refused while the key is
+//! held in another way. The server's own locks show whether a session or a transaction has it, so that a session that
+//! ends without a word leaves nothing. A claim that counts has such a lock already. If a move has overlooked that, the
+//! move was there first, and the count finds the key moved. A forced release by an earlier version takes [`ELSEWHERE`]
+//! away: the next count has the key moved to where it was, or is refused.
+//!
+//! | moved to | by | refused while |
+//! |---|---|---|
+//! | lease rows | an attempt that found the key elsewhere | a session has the name, or a transaction the row |
+//! | sessions | the count of a name that the session has | a lease runs, or a transaction has the row |
+//! | locked rows | the count of a row that the transaction has | a lease runs, or a session has the name |
 
 use std::fmt;
 
@@ -21,7 +29,7 @@ use dlock_core::{ErrorKind, Failure};
 /// The token of the row of a key that sessions or locked rows have.
 pub(crate) const ELSEWHERE: [u8; 16] = *b"\xfbheld elsewhere.";
 
-/// What the line about the holder of such a row begins with.
+/// The first words of the line about the holder of such a row.
 pub(crate) const HELD_ELSEWHERE: &str = "held elsewhere";
 
 /// A way in which a key is locked.
@@ -36,7 +44,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// What the row with the fence says of a key that is locked in this way, as its end in seconds or microseconds.
+    /// Returns the end in the row with the fence of a key that is locked in this way, in seconds or microseconds.
     pub(crate) const fn state(self) -> i64 {
         match self {
             Self::Lease => 0,
@@ -45,7 +53,7 @@ impl Way {
         }
     }
 
-    /// The way with this state.
+    /// Returns the way with this end.
     pub(crate) fn of(state: i64) -> Option<Self> {
         [Self::Lease, Self::Session, Self::Row].into_iter().find(|way| way.state() == state)
     }

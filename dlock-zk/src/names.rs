@@ -11,9 +11,9 @@
 
 use std::sync::Arc;
 
+use dlock_core::backend::{escape_key, unescape_key};
 use dlock_core::{Failure, Key};
 
-const MARK: char = '%';
 /// The directory in which the sessions prove that they live. No key has this name: a key that begins with `%` is
 /// encoded otherwise.
 const SESSIONS: &str = "%sessions";
@@ -58,15 +58,11 @@ impl Base {
 
     /// Returns the directory of a lock's queue.
     pub(crate) fn directory(&self, key: &Key) -> Arc<str> {
-        let mut directory = format!("{}/", self.path);
         let key = key.as_str();
-        let reserved = matches!(key, "." | "..") || (self.path.is_empty() && key == "zookeeper");
-        if reserved || key.starts_with(MARK) || !key.chars().all(|c| c != '/' && is_legal(c)) {
-            encode(key, &mut directory);
-        } else {
-            directory.push_str(key);
-        }
-        directory.into()
+        let is_dots = matches!(key, "." | "..");
+        let is_reserved = is_dots || (self.path.is_empty() && key == "zookeeper");
+        let name = escape_key(key, is_reserved, |c| c != '/' && !is_dots && is_legal(c));
+        format!("{}/{name}", self.path).into()
     }
 }
 
@@ -83,42 +79,16 @@ impl Base {
 
     /// Returns the key whose directory has this name below the base, or `None` if it is the directory of no lock.
     pub(crate) fn key_of(&self, name: &str) -> Option<Key> {
-        let key = Key::new(decode(name)?).ok()?;
+        let key = unescape_key(name)?;
         // Only the one form that `directory` makes of a key: other escapes of it are not dlock's.
         (*self.directory(&key) == *format!("{}/{name}", self.path)).then_some(key)
     }
-}
-
-fn decode(name: &str) -> Option<String> {
-    let Some(encoded) = name.strip_prefix(MARK) else { return Some(name.to_owned()) };
-    let mut bytes = Vec::with_capacity(encoded.len());
-    let mut parts = encoded.split(MARK);
-    bytes.extend_from_slice(parts.next()?.as_bytes());
-    for part in parts {
-        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
-        bytes.extend_from_slice(&part.as_bytes()[2..]);
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// Returns `true` if ZooKeeper takes the character in a name. It looks at UTF-16, where all beyond the first plane are
 /// surrogates.
 fn is_legal(c: char) -> bool {
     !matches!(c, '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)
-}
-
-fn encode(key: &str, into: &mut String) {
-    into.push(MARK);
-    let dots = matches!(key, "." | "..");
-    for c in key.chars() {
-        if c != MARK && c != '/' && is_legal(c) && !dots {
-            into.push(c);
-            continue;
-        }
-        for byte in c.encode_utf8(&mut [0; 4]).bytes() {
-            into.push_str(&format!("{MARK}{byte:02X}"));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub(crate) const FACADE: &str = "dlock-sdk";
 /// Every backend that `dlock` has or may get, and the crates that only a build with its feature may contain.
 const DRIVERS: &[(&str, &[&str])] = &[
     ("redis", &["dlock-redis", "redis"]),
+    ("etcd", &["dlock-etcd", "etcd-client"]),
     ("zk", &["dlock-zk", "zookeeper-client"]),
     ("sqlite", &["sqlx-sqlite", "libsqlite3-sys"]),
     ("postgres", &["sqlx-postgres"]),
@@ -24,6 +25,7 @@ const ON_REQUEST: &[&str] = &["dlock-quorum", "opentelemetry", "tracing-opentele
 
 /// Features that are no backend.
 const OTHER_FEATURES: &[&str] = &[
+    "etcd-tls",
     "macros",
     "mysql-tls",
     "otel",

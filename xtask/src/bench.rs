@@ -6,7 +6,7 @@ use crate::needs;
 use crate::run::{Step, cargo};
 
 /// The programs of benches.
-const PROGRAMS: &[&str] = &["engine", "redis", "zk", "sql", "hot", "fleet", "otel", "attribute"];
+const PROGRAMS: &[&str] = &["engine", "redis", "zk", "etcd", "sql", "hot", "fleet", "otel", "attribute"];
 
 /// Measures with what `arguments` say: the program first, unless it is the one of the engine.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -31,6 +31,7 @@ pub(crate) fn short() -> Vec<Step> {
 fn measure(which: &str, arguments: &[String]) -> Result<()> {
     match which {
         "redis" | "zk" => needs::install(needs::INTEROP)?,
+        "etcd" => needs::install(needs::ETCD_AND_GO)?,
         "sql" | "hot" | "fleet" => needs::install(needs::SQL)?,
         _ => {}
     }

@@ -5,7 +5,8 @@ use anyhow::{Result, bail};
 use crate::sources::SourceFile;
 
 /// The backends whose requests are polled by their callers.
-const BACKENDS: [&str; 4] = ["dlock-quorum/src/", "dlock-redis/src/", "dlock-sql/src/", "dlock-zk/src/"];
+const BACKENDS: [&str; 5] =
+    ["dlock-etcd/src/", "dlock-quorum/src/", "dlock-redis/src/", "dlock-sql/src/", "dlock-zk/src/"];
 
 /// What opens a connection.
 const OPENS: [&str; 2] = ["TcpStream::connect", "UnixStream::connect"];

@@ -125,6 +125,39 @@ const SUITES: &[Suite] = &[
         more: 50,
     },
     Suite {
+        package: "dlock-etcd",
+        targets: &["conformance"],
+        always: Share::Part(&["--skip", "cluster::"]),
+        changed: Share::Whole,
+        tests: &["dlock-etcd/"],
+        more: 130,
+    },
+    Suite {
+        package: "dlock-etcd",
+        targets: &["attacks"],
+        always: Share::Nothing,
+        changed: Share::Whole,
+        tests: &["dlock-etcd/"],
+        more: 40,
+    },
+    // Random, and another run each time.
+    Suite {
+        package: "dlock-etcd",
+        targets: &["storm"],
+        always: Share::Nothing,
+        changed: Share::Nothing,
+        tests: &[],
+        more: 0,
+    },
+    Suite {
+        package: "dlock-etcd",
+        targets: &["scenarios"],
+        always: Share::Part(&["foreign::", "outcomes::"]),
+        changed: Share::Whole,
+        tests: &["dlock-etcd/"],
+        more: 60,
+    },
+    Suite {
         package: "dlock-sdk",
         targets: &["conformance"],
         always: Share::Part(&["--skip", "quorum-of-5::", "--skip", "batch_of_one::", "--skip", "prefix::"]),
@@ -197,6 +230,7 @@ impl Suite {
 
 /// Suites whose tests wait for most of the time, with more threads than there are cores.
 const THREADS: &[(&str, &str, &str)] = &[
+    ("dlock-etcd", "scenarios", "3"),
     ("dlock-redis", "scenarios", "6"),
     ("dlock-sql", "sqlite", "4"),
     ("dlock-sql", "servers", "3"),
@@ -213,7 +247,9 @@ const LONGEST: &[&str] = &[
     "dlock-sql conformance",
     "dlock-sql servers",
     "dlock-zk conformance",
+    "dlock-etcd conformance",
     "dlock-zk scenarios",
+    "dlock-etcd scenarios",
     "dlock-sql modes",
     "dlock-redis conformance",
     "dlock-sdk conformance",

@@ -78,11 +78,11 @@ enum Command {
         #[arg(long)]
         full: bool,
     },
-    /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk` and
-    /// `bench sql` compare with the bare client and other libraries, and install what these need; `bench hot` shares
-    /// one key between tasks and processes, `bench modes` compares readers, permits and fair locks with Redisson's,
-    /// `bench fleet` holds many locks; `bench otel` measures what metrics and spans cost, `bench attribute` what the
-    /// attribute costs to compile
+    /// Measure, in release mode: a filter picks benches by name, --quick shortens them; `bench redis`, `bench zk`,
+    /// `bench etcd` and `bench sql` compare with the bare client and other libraries, and install what these need;
+    /// `bench hot` shares one key between tasks and processes, `bench modes` compares readers, permits and fair locks
+    /// with Redisson's, `bench fleet` holds many locks; `bench otel` measures what metrics and spans cost, `bench
+    /// attribute` what the attribute costs to compile
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,

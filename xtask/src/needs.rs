@@ -32,6 +32,8 @@ pub(crate) const LINT: &[Need] = &[
     Need { probe: &["cargo", "fmt", "--version"], source: Source::Rustup("rustfmt") },
     Need { probe: &["cargo", "clippy", "--version"], source: Source::Rustup("clippy") },
     C_COMPILER,
+    PROTOC,
+    PROTOBUF,
 ];
 
 /// For the check of other platforms, on which people develop.
@@ -47,12 +49,27 @@ pub(crate) const PLATFORMS: &[Need] = &[
 ];
 
 /// For `test`. A server that tests start is one more line here.
-pub(crate) const TEST: &[Need] =
-    &[C_COMPILER, REDIS, JAVA, ZOOKEEPER, POSTGRES, PSQL, PGBOUNCER, MARIADB, MARIADB_CLIENT];
+pub(crate) const TEST: &[Need] = &[
+    C_COMPILER,
+    PROTOC,
+    PROTOBUF,
+    REDIS,
+    JAVA,
+    ZOOKEEPER,
+    POSTGRES,
+    PSQL,
+    PGBOUNCER,
+    MARIADB,
+    MARIADB_CLIENT,
+    ETCD,
+    ETCDCTL,
+];
 
 const JAVA: Need = Need { probe: &["java", "-version"], source: Source::Apt("default-jre-headless") };
 const ZOOKEEPER: Need =
     Need { probe: &["test", "-f", "/usr/share/java/zookeeper.jar"], source: Source::Apt("zookeeper") };
+const ETCD: Need = Need { probe: &["etcd", "--version"], source: Source::Apt("etcd-server") };
+const ETCDCTL: Need = Need { probe: &["etcdctl", "version"], source: Source::Apt("etcd-client") };
 const REDIS: Need = Need { probe: &["redis-server", "--version"], source: Source::Apt("redis-server") };
 
 // Debian keeps the server itself out of `PATH`.
@@ -88,19 +105,30 @@ pub(crate) const OTHER_ZOOKEEPER: &[Need] =
 
 /// For `interop` and the benches that compare with Java libraries.
 pub(crate) const INTEROP: &[Need] = &[
+    PROTOC,
+    PROTOBUF,
     REDIS,
     ZOOKEEPER,
     POSTGRES,
     PSQL,
+    ETCD,
+    ETCDCTL,
     Need { probe: &["javac", "-version"], source: Source::Apt("default-jdk-headless") },
     Need { probe: &["mvn", "--version"], source: Source::Apt("maven") },
-    Need { probe: &["go", "version"], source: Source::Apt("golang-go") },
+    GO,
     Need { probe: &["python3", "-c", "import venv, ensurepip"], source: Source::Apt("python3-venv") },
 ];
+
+/// For the bench on etcd.
+pub(crate) const ETCD_AND_GO: &[Need] = &[C_COMPILER, PROTOC, PROTOBUF, ETCD, ETCDCTL, GO];
+
+const GO: Need = Need { probe: &["go", "version"], source: Source::Apt("golang-go") };
 
 /// For `reliability`.
 pub(crate) const RELIABILITY: &[Need] = &[
     C_COMPILER,
+    PROTOC,
+    PROTOBUF,
     REDIS,
     JAVA,
     ZOOKEEPER,
@@ -108,6 +136,8 @@ pub(crate) const RELIABILITY: &[Need] = &[
     PSQL,
     MARIADB,
     MARIADB_CLIENT,
+    ETCD,
+    ETCDCTL,
     // Gives processes a wall clock of their own.
     Need { probe: &["faketime", "--version"], source: Source::Apt("faketime") },
 ];
@@ -115,6 +145,8 @@ pub(crate) const RELIABILITY: &[Need] = &[
 /// For `before-publishing`.
 pub(crate) const PUBLISH: &[Need] = &[
     C_COMPILER,
+    PROTOC,
+    PROTOBUF,
     Need { probe: &["cargo", "deny", "--version"], source: Source::Cargo("cargo-deny") },
     Need { probe: &["cargo", "hack", "--version"], source: Source::Cargo("cargo-hack") },
 ];
@@ -151,6 +183,20 @@ pub(crate) const PICTURES: &[Need] = &[
 
 /// SQLite is compiled from its C source.
 const C_COMPILER: Need = Need { probe: &["cc", "--version"], source: Source::Apt("build-essential") };
+
+/// What is sent to etcd is compiled from its description, by whatever is built with the backend for it.
+const PROTOC: Need = Need { probe: &["protoc", "--version"], source: Source::Apt("protobuf-compiler") };
+
+/// The descriptions that protoc brings along, which Debian has in a package of their own.
+const PROTOBUF: Need = Need {
+    probe: &[
+        "sh",
+        "-c",
+        "echo 'syntax = \"proto3\"; import \"google/protobuf/descriptor.proto\";' \
+         | protoc -I /dev --descriptor_set_out=/dev/null /dev/stdin",
+    ],
+    source: Source::Apt("libprotobuf-dev"),
+};
 
 /// Installs what is missing.
 pub(crate) fn install(needs: &[Need]) -> Result<()> {

@@ -11,6 +11,7 @@ use crate::run::{Step, cargo, program, root};
 /// Every crate that is meant for a registry. The others are tests, tools and examples.
 pub(crate) const PUBLISHED: &[&str] = &[
     "dlock-core",
+    "dlock-etcd",
     "dlock-macros",
     "dlock-quorum",
     "dlock-redis",

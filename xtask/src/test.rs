@@ -11,7 +11,7 @@ pub(crate) fn steps() -> Vec<Step> {
     println!(
         "The tests of the gate: ten minutes on two cores, of which nothing is skipped. They start real servers, of \
          which those that are missing are installed with apt-get: redis-server, zookeeper and a JRE, postgresql, \
-         pgbouncer, mariadb-server. `cargo xtask test --all` runs every test of the repository, in half an hour or \
+         pgbouncer, mariadb-server, etcd-server. `cargo xtask test --all` runs every test of the repository, in half an hour or \
          more, and `cargo xtask nightly` what is random or long besides."
     );
     let mut steps = vec![Step::new("what the tests need", || needs::install(needs::TEST))];

@@ -65,7 +65,7 @@ impl Backoff {
     }
 
     /// Makes the next pause at most half as long as the last one could be, and no shorter than the first.
-    pub(crate) fn quicken(&mut self) {
+    pub(crate) fn speed_up(&mut self) {
         self.limit = (self.limit / 4).max(self.from);
     }
 

@@ -12,8 +12,9 @@ use crate::key::Key;
 pub struct Capabilities {
     /// Every grant carries a [`Fence`](crate::Fence).
     pub fencing: bool,
-    /// The backend keeps waiters in a queue, first come first served. Otherwise the engine lets one waiter per key and
-    /// process ask at a time, in their order.
+    /// The backend keeps waiters in a queue, first come first served; those of one process in the order of their first
+    /// attempts ([`Turns`](crate::backend::Turns) keeps it where requests overtake each other). Otherwise the engine
+    /// lets one waiter per key and process ask at a time, in their order.
     pub fair: bool,
     /// The backend keeps the waiters of a lock in a queue where the [request](crate::backend::ClaimRequest::fair) asks
     /// for it, as for [`fair`](Self::fair).

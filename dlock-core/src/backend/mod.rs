@@ -17,7 +17,8 @@
 //! # Rules
 //!
 //! 1. **One token.** A claim has one [`Token`] for its whole life and leaves it on the server. Every step is idempotent
-//!    by it: an attempt that finds its own token adopts the lock; renewal and withdrawal touch nothing else.
+//!    by it: an attempt that finds its own token adopts the lock; renewal and withdrawal touch nothing else. Another
+//!    object may have put the token there: what a step has to know of the lock, it reads from the server.
 //! 2. **Every await can be the last.** The engine drops the future of any step when the caller is dropped or a request
 //!    takes too long, and afterwards calls `attempt` or `withdraw` on the same claim. A request that is already on its
 //!    way may still be carried out; withdrawing must therefore follow it on the same connection where the backend has
@@ -65,6 +66,7 @@ mod entropy;
 mod host;
 pub mod in_flight;
 mod lock_id;
+mod names;
 mod node;
 pub mod notify;
 mod occupancy;
@@ -72,6 +74,7 @@ pub(crate) mod request_clock;
 pub(crate) mod requirement;
 pub mod shares;
 mod signal;
+mod turns;
 mod url;
 
 use std::fmt;
@@ -93,11 +96,13 @@ pub(crate) use self::host::ClaimHost;
 pub use self::host::Host;
 pub use self::in_flight::InFlight;
 pub use self::lock_id::LockId;
+pub use self::names::{escape_key, unescape_key};
 pub(crate) use self::node::LendsBackend;
 pub use self::node::Node;
 pub use self::occupancy::Occupancy;
 pub use self::request_clock::{RequestClock, RequestStage};
 pub use self::signal::{Signal, SignalSink};
+pub use self::turns::{Turn, Turns};
 pub use self::url::UrlParts;
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -280,7 +285,8 @@ pub trait Claim: Send + 'static {
 
     /// Waits, after [`Attempt::Busy`], until another attempt is worth while. It may resolve for nothing, and it may
     /// miss a change: the engine tries again after a while by itself. Called once more without an attempt, it waits for
-    /// another release. The default never resolves.
+    /// another release. A place in a queue lives by attempts and not by this: the place of a claim that does not ask
+    /// any more ends within 50 s, however long its lease is. The default never resolves.
     ///
     /// # Errors
     ///

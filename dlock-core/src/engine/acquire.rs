@@ -234,8 +234,9 @@ impl<'a> Acquire<'a> {
     /// since the first of them asks; and a process that yields leaves the turn to others.
     fn taken_here(&self) -> Option<usize> {
         let engine = self.engine;
-        let is_taken =
-            |spec: &Spec| engine.wait_queue.has(&spec.key) || engine.tenures.stands_back(&spec.key).is_some();
+        let is_taken = |spec: &Spec| {
+            engine.wait_queue.has(&spec.key) || engine.tenures.yields_until(&spec.key).is_some()
+        };
         if self.terms.lines { self.specs.iter().position(is_taken) } else { None }
     }
 

@@ -24,8 +24,8 @@ pub(super) struct Handoff {
 
 impl Handoff {
     /// Takes a lock that was handed to a waiter of this process out of its box.
-    pub(super) fn of(parcel: Box<dyn Any + Send>) -> Option<Self> {
-        parcel.downcast().ok().map(|handoff| *handoff)
+    pub(super) fn of(offer: Box<dyn Any + Send>) -> Option<Self> {
+        offer.downcast().ok().map(|handoff| *handoff)
     }
 
     /// Returns the hold of the section before.
@@ -50,7 +50,7 @@ impl Drop for Handoff {
 }
 
 /// A closed hold that was not passed on: to be released.
-pub(crate) struct Unpassed {
+pub(crate) struct NotHandedOff {
     /// `None` where the hold still has it, or a renewal.
     pub(crate) claim: Option<Box<dyn DynClaim>>,
     pub(crate) activity: ActivityToken,
@@ -58,23 +58,23 @@ pub(crate) struct Unpassed {
 
 /// Passes a hold that was sound until it was closed, and has a fence for the section that follows, to the first waiter
 /// of this process, if that can be.
-pub(crate) fn pass_on(hold: &Arc<Hold>, activity: ActivityToken) -> Result<(), Unpassed> {
+pub(crate) fn hand_off(hold: &Arc<Hold>, activity: ActivityToken) -> Result<(), NotHandedOff> {
     let engine = &hold.engine;
     let registry = &engine.registry;
     let now = engine.clock.now();
     // A waiter here may not acquire any more, or the lock must go by the servers.
     if registry.refuses() || !hold.may_be_passed_on(now) {
-        return Err(Unpassed { claim: None, activity });
+        return Err(NotHandedOff { claim: None, activity });
     }
     // A renewal under way still has the claim, and is not waited for by a release that may be a drop.
-    let Some(Some(claim)) = hold.try_take_claim() else { return Err(Unpassed { claim: None, activity }) };
+    let Some(Some(claim)) = hold.try_take_claim() else { return Err(NotHandedOff { claim: None, activity }) };
     let handoff = Handoff { before: Arc::clone(hold), claim: Some(claim), activity: Some(activity) };
-    match engine.wait_queue.pass_on(&hold.key, hold.lease(), Box::new(handoff)) {
+    match engine.wait_queue.hand_off(&hold.key, hold.lease(), Box::new(handoff)) {
         Ok(()) => Ok(()),
         // The first waiter does not take it: it asks by itself at this moment, or wants another lease.
-        Err(parcel) => match Handoff::of(parcel) {
+        Err(offer) => match Handoff::of(offer) {
             Some(mut handoff) => match (handoff.claim.take(), handoff.activity.take()) {
-                (claim, Some(activity)) => Err(Unpassed { claim, activity }),
+                (claim, Some(activity)) => Err(NotHandedOff { claim, activity }),
                 _ => Ok(()),
             },
             None => Ok(()),

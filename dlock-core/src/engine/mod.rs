@@ -122,7 +122,7 @@ impl Engine {
             timers,
             acquires: Acquires { attendance, left_claims: Arc::default(), round_trip: RoundTrip::default() },
             // Where polls are rare, it yields for no longer than others had to wait.
-            tenures: Tenures::new(limits, capabilities.time_to_ask(STAND_BACK, limits.time)),
+            tenures: Tenures::new(limits, capabilities.time_to_ask(YIELD_FOR, limits.time)),
             registry,
             tasks,
             process: std::process::id(),
@@ -252,7 +252,7 @@ impl Engine {
         let now = || self.clock.now();
         match tenure.and_then(|tenure| self.tenures.released(key, tenure, others_waiting, now)) {
             // Local waiters yield with their process, which would otherwise be the next holder again.
-            Some(until) => self.wait_queue.stand_back(key, until),
+            Some(until) => self.wait_queue.yield_until(key, until),
             None => self.wait_queue.released(key),
         }
     }
@@ -290,7 +290,7 @@ impl Engine {
 const ANNOUNCING: Duration = Duration::from_secs(1);
 
 /// The time that a notification, a wake-up and a request take at most, also between machines and on a busy one.
-const STAND_BACK: Duration = Duration::from_millis(5);
+const YIELD_FOR: Duration = Duration::from_millis(5);
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

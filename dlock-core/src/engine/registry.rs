@@ -35,7 +35,7 @@ pub(crate) struct HoldRegistry {
     pub(super) telemetry: Arc<Telemetry>,
     pub(crate) tasks: Tasks,
     pub(crate) activity: Arc<Activity>,
-    holds: Mutex<HoldIndex>,
+    holds: Mutex<DueIndex>,
     /// The next look of the keeper by itself. Only a hold that is due earlier wakes it.
     next_look: AtomicU64,
     pub(super) wake: Notify,
@@ -55,7 +55,7 @@ pub(crate) struct HoldRegistry {
 /// The holds. No code of others runs while they are locked, and nothing whose cost grows with their number but for a
 /// step down a tree.
 #[derive(Default)]
-struct HoldIndex {
+struct DueIndex {
     /// The holds by the moment at which the keeper has to look at them, and by their number.
     due: BTreeMap<(Timestamp, u64), Arc<Hold>>,
     /// The number of holds of each key that were not lost.
@@ -86,7 +86,7 @@ impl RegistryEntry {
     }
 }
 
-impl HoldIndex {
+impl DueIndex {
     /// Moves a hold to where it is due now.
     fn replan(&mut self, hold: &Hold, at: Timestamp) {
         let Some((due, number)) = hold.listing.place() else { return };

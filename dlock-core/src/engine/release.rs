@@ -33,7 +33,7 @@ use crate::backend::Withdrawal;
 use crate::backend::dynamic::DynClaim;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, claim_of, release_later, withdraw_awaited};
-use crate::engine::handoff::{Unpassed, pass_on};
+use crate::engine::handoff::{NotHandedOff, hand_off};
 use crate::engine::hold::{Carriage, Condition, Hold, ShareKind};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::options::Role;
@@ -144,12 +144,12 @@ impl Release {
         // not shared with others. A waiter that comes after this is woken by the end of the release.
         let is_wanted =
             was == Condition::Held && hold.has_next_fence() && hold.engine.wait_queue.has(&hold.key);
-        let unpassed = match is_wanted {
-            true => pass_on(&hold, activity).err(),
-            false => Some(Unpassed { claim: None, activity }),
+        let not_handed_off = match is_wanted {
+            true => hand_off(&hold, activity).err(),
+            false => Some(NotHandedOff { claim: None, activity }),
         };
-        match unpassed {
-            Some(Unpassed { claim, activity }) => {
+        match not_handed_off {
+            Some(NotHandedOff { claim, activity }) => {
                 Self { hold, was, claim, activity: Some(activity), passed_on: false }
             }
             None => Self { hold, was, claim: None, activity: None, passed_on: true },

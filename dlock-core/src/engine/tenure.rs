@@ -17,7 +17,7 @@
 //! state           entry                          left by
 //! forgotten       none                           a release while others wait: goes on, or yields
 //! goes on         tenure                         a grant: one section more; another holder: forgotten
-//! yields          tenure, stands_back            a grant: a new tenure, with its pauses; another holder: see below
+//! yields          tenure, yields_until           a grant: a new tenure, with its pauses; another holder: see below
 //! yields turns    lets_pass > 0, no tenure       lets_pass releases elsewhere, or lets_pass_until
 //! ```
 //!
@@ -148,7 +148,7 @@ struct Recent {
     tenure: Option<Tenure>,
     left_at: Timestamp,
     /// The end of the time in which this process does not ask.
-    stands_back: Option<Instant>,
+    yields_until: Option<Instant>,
     /// The number of releases by others after which it leaves the lock to them, and until when that counts.
     lets_pass: u32,
     lets_pass_until: Timestamp,
@@ -172,12 +172,12 @@ impl Tenures {
     }
 
     /// Returns the time until which this process yields `key`; `None` when it does not.
-    pub(super) fn stands_back(&self, key: &Key) -> Option<Instant> {
+    pub(super) fn yields_until(&self, key: &Key) -> Option<Instant> {
         // Most locks are contended by one process only: these cost a load here, and no mutex.
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        let until = self.change(|recent| recent.keys.get(key)?.stands_back);
+        let until = self.change(|recent| recent.keys.get(key)?.yields_until);
         until.filter(|until| *until > Instant::now())
     }
 
@@ -191,7 +191,7 @@ impl Tenures {
         let sections = match self.count.load(Ordering::SeqCst) {
             0 => None,
             _ => self.change(|recent| {
-                recent.keys.get(key).map(|recent| match (recent.stands_back, recent.tenure) {
+                recent.keys.get(key).map(|recent| match (recent.yields_until, recent.tenure) {
                     (None, Some(tenure)) => tenure.sections,
                     // It yields, or another process has had the lock: the next grant begins a new tenure.
                     _ => 0,
@@ -214,7 +214,7 @@ impl Tenures {
             _ => self.change(|recent| recent.keys.remove(key)),
         };
         match before.filter(|before| now.since(before.left_at) < REMEMBERED) {
-            Some(Recent { tenure: Some(tenure), stands_back: None, .. }) => tenure.next(),
+            Some(Recent { tenure: Some(tenure), yields_until: None, .. }) => tenure.next(),
             // This process yielded and still got the lock: no other process waits, or it is too far away to use the
             // gap.
             Some(Recent { tenure: Some(Tenure { pauses, seen_at, .. }), .. }) => {
@@ -229,7 +229,7 @@ impl Tenures {
         if self.count.load(Ordering::SeqCst) > 0 {
             self.change(|recent| match recent.keys.get_mut(key) {
                 // The turns outlive the tenure: they are counted by the releases of the others.
-                Some(of) if of.lets_pass > 0 => (of.tenure, of.stands_back) = (None, None),
+                Some(of) if of.lets_pass > 0 => (of.tenure, of.yields_until) = (None, None),
                 _ => drop(recent.keys.remove(key)),
             });
         }
@@ -243,13 +243,13 @@ impl Tenures {
         }
         self.change(|recent| {
             let of = recent.keys.get_mut(key).filter(|of| of.lets_pass > 0)?;
-            let rank = std::mem::take(&mut of.lets_pass);
+            let turns = std::mem::take(&mut of.lets_pass);
             // The others are gone, or slower than their bound: their turns are void.
             if now() >= of.lets_pass_until {
                 return None;
             }
-            of.lets_pass = rank - 1;
-            Some(LATER * rank)
+            of.lets_pass = turns - 1;
+            Some(LATER * turns)
         })
     }
 
@@ -275,14 +275,14 @@ impl Tenures {
             self.ended(key);
             return None;
         }
-        let stands_back = tenure.is_over(&self.limits, now).then(|| {
+        let yields_until = tenure.is_over(&self.limits, now).then(|| {
             tenure.pauses = tenure.pauses.saturating_add(1);
             Instant::now() + self.pause_after(tenure.pauses)
         });
         // The last of them has its turn at the release after which this process asks at once.
         // One less than wait: the pause itself lets the first of them in.
         let lets_pass =
-            if stands_back.is_some() { others_waiting.saturating_sub(1).min(MOST_LET_PASS) } else { 0 };
+            if yields_until.is_some() { others_waiting.saturating_sub(1).min(MOST_LET_PASS) } else { 0 };
         let lets_pass_until = now + self.limits.time * 2 * (lets_pass + 1);
         self.change(|recent| {
             // Swept when the map has doubled, so that the cost for each release stays constant.
@@ -291,10 +291,10 @@ impl Tenures {
                 recent.crowded_at = KEYS.max(recent.keys.len() * 2);
             }
             let tenure = Some(tenure);
-            let of = Recent { tenure, left_at: now, stands_back, lets_pass, lets_pass_until };
+            let of = Recent { tenure, left_at: now, yields_until, lets_pass, lets_pass_until };
             recent.keys.insert(key.clone(), of);
         });
-        stands_back
+        yields_until
     }
 
     /// Returns how long this process yields after so many tenures.
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_stands_back_after_its_bound_where_others_wait_and_never_else() {
+    async fn a_process_yields_after_its_bound_where_others_wait_and_never_else() {
         let limits = HandoffLimits { sections: 3, time: Duration::from_millis(50) };
         let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
         for others_waiting in [0, 1] {
@@ -332,9 +332,9 @@ mod tests {
                 }
             }
         }
-        assert!(tenures.stands_back(&key).is_some());
+        assert!(tenures.yields_until(&key).is_some());
         tokio::time::advance(PAUSE).await;
-        assert!(tenures.stands_back(&key).is_none());
+        assert!(tenures.yields_until(&key).is_none());
         // No other process wanted it meanwhile: all begins anew.
         let tenure = tenures.granted(&key, at(10));
         assert!(tenures.released(&key, tenure, 1, || at(11)).is_none());
@@ -427,8 +427,8 @@ mod tests {
         assert_eq!(elsewhere(0), None);
         let tenure = tenures.granted(&key, at(1));
         assert!(tenures.released(&key, tenure, 4, || at(2)).is_some());
-        for rank in [3, 2, 1] {
-            assert_eq!(elsewhere(3), Some(LATER * rank));
+        for turns in [3, 2, 1] {
+            assert_eq!(elsewhere(3), Some(LATER * turns));
             // Another process was found to have it.
             tenures.ended(&key);
             assert_eq!(tenures.block(&key, 1000, true), 1);

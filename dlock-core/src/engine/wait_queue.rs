@@ -14,7 +14,7 @@
 //! busy       due_at       waits until then, or for a release     due_at: ask; a release: released
 //! held here  held_here    as busy, and need not listen           a release in this process; due_at: ask
 //! yielded    back_until   neither asks nor listens until then    back_until: ask; a release: released
-//! offered    parcel       takes the lock, and asks nothing       take_parcel; leaves: the next is offered it
+//! offered    offer       takes the lock, and asks nothing       take_offer; leaves: the next is offered it
 //! ```
 //!
 //! * The state of a lock belongs to its queue, not to its first waiter: when that leaves, the next waiter knows when to
@@ -54,12 +54,12 @@ const COUNTERS: usize = 512;
 /// it gave up: for a moment there was no listener, and a notification may have been missed. It doubles each time that
 /// it finds the lock held, so that a queue whose waiters give up one after the other polls no more than a queue whose
 /// first waiter stays.
-const UNHEARD: Duration = Duration::from_millis(20);
+const MISSED_AFTER: Duration = Duration::from_millis(20);
 /// A shard that had more waiters than this frees its memory when all have left.
 const KEPT: usize = 256;
 
 /// The lock itself, on its way to a waiter; dropping it releases the lock.
-pub(super) type Parcel = Box<dyn Any + Send>;
+pub(super) type Offer = Box<dyn Any + Send>;
 
 /// The queues of all keys.
 pub(crate) struct WaitQueue {
@@ -96,9 +96,9 @@ struct KeyQueue {
     /// not known.
     due_at: Option<Instant>,
     polls: Backoff,
-    /// The next [`UNHEARD`] pause; `None` where the backend does not notify, so that no notification is missed when the
-    /// first waiter leaves.
-    unheard: Option<Duration>,
+    /// The next [`MISSED_AFTER`] pause; `None` where the backend does not notify, so that no notification is missed
+    /// when the first waiter leaves.
+    missed_after: Option<Duration>,
     /// The waiter that asked last, unless there was news of the lock since.
     asker: Option<usize>,
 }
@@ -112,7 +112,7 @@ struct Waiter {
     owes_an_answer: bool,
     /// The lease of the lock that it would take from the section before; `None` while it asks by itself.
     takes: Option<Duration>,
-    parcel: Option<(Duration, Parcel)>,
+    offer: Option<(Duration, Offer)>,
 }
 
 /// The remains of a waiter that has left, to be dealt with after the shard is unlocked.
@@ -122,7 +122,7 @@ struct Left {
     /// The waker of the waiter that is the first now.
     next: Option<Waker>,
     /// A lock that was handed over, and that the next waiter does not take either.
-    parcel: Option<(Duration, Parcel)>,
+    offer: Option<(Duration, Offer)>,
 }
 
 /// The reason why an attempt is worth while now.
@@ -210,7 +210,7 @@ impl WaitQueue {
                 asked_at,
                 due_at: None,
                 polls: self.polls.clone(),
-                unheard: self.notified.then_some(UNHEARD),
+                missed_after: self.notified.then_some(MISSED_AFTER),
                 asker: None,
             };
             lines.insert(key.clone(), line);
@@ -230,26 +230,26 @@ impl WaitQueue {
     }
 
     /// Notes that the lock was released, and is left to other processes until this moment: no waiter here asks before.
-    pub(super) fn stand_back(&self, key: &Key, until: Instant) {
+    pub(super) fn yield_until(&self, key: &Key, until: Instant) {
         let hash = Self::hash(key);
         // Counted as any release: a waiter that has asked and joins later learns from it that its answer is old.
         self.releases[hash % COUNTERS].fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            let first = self.shard(hash % SHARDS).stand_back(key, until);
+            let first = self.shard(hash % SHARDS).yield_until(key, until);
             wake(first);
         }
     }
 
     /// Passes the lock, whose lease is this long, on to the first waiter of `key`, if that waits for its turn and wants
     /// such a lock. Returns the lock otherwise.
-    pub(super) fn pass_on(&self, key: &Key, lease: Duration, parcel: Parcel) -> Result<(), Parcel> {
+    pub(super) fn hand_off(&self, key: &Key, lease: Duration, offer: Offer) -> Result<(), Offer> {
         let first = {
             let mut shard = self.shard(Self::hash(key) % SHARDS);
             let Shard { lines, waiters } = &mut *shard;
-            let Some(line) = lines.get_mut(key) else { return Err(parcel) };
+            let Some(line) = lines.get_mut(key) else { return Err(offer) };
             // The first waiter alone is offered the lock, also where a later one would take it: no waiter is overtaken.
             let first = &mut waiters[line.first];
-            first.put((lease, parcel)).map_err(|(_, parcel)| parcel)?;
+            first.put((lease, offer)).map_err(|(_, offer)| offer)?;
             (line.released, line.held_here, line.asker, line.back_until) = (false, true, None, None);
             first.waker.take()
         };
@@ -260,11 +260,11 @@ impl WaitQueue {
 
 impl Waiter {
     /// Hands the lock to the waiter, or returns it if the waiter accepts no lock with this lease.
-    fn put(&mut self, (lease, parcel): (Duration, Parcel)) -> Result<(), (Duration, Parcel)> {
+    fn put(&mut self, (lease, offer): (Duration, Offer)) -> Result<(), (Duration, Offer)> {
         if self.takes != Some(lease) {
-            return Err((lease, parcel));
+            return Err((lease, offer));
         }
-        (self.takes, self.parcel) = (None, Some((lease, parcel)));
+        (self.takes, self.offer) = (None, Some((lease, offer)));
         Ok(())
     }
 }
@@ -279,15 +279,15 @@ impl Shard {
     }
 
     /// Returns the first waiter, to be woken.
-    fn stand_back(&mut self, key: &Key, until: Instant) -> Option<Waker> {
+    fn yield_until(&mut self, key: &Key, until: Instant) -> Option<Waker> {
         let line = self.lines.get_mut(key)?;
-        line.stand_back(until);
+        line.yield_until(until);
         self.waiters[line.first].waker.take()
     }
 
     fn leave(&mut self, key: &Key, place: usize, won: bool) -> Left {
         let Some(left) = self.waiters.try_remove(place) else { return Left::default() };
-        let Waiter { before, after, waker, owes_an_answer, mut parcel, .. } = left;
+        let Waiter { before, after, waker, owes_an_answer, mut offer, .. } = left;
         let mut next_waker = None;
         if let Some(before) = before {
             self.waiters[before].after = after;
@@ -308,14 +308,14 @@ impl Shard {
                     // Before `first_left`: if the waiter won, that release led to its grant, and the next waiter is
                     // owed nothing.
                     line.released |= owes_an_answer;
-                    line.first_left(won || parcel.is_some());
+                    line.first_left(won || offer.is_some());
                 }
                 let next = &mut self.waiters[next];
                 next_waker = next.waker.take();
                 // The queue notes `held_here` also if the next waiter declines: dropping the lock then releases it,
                 // which notifies.
                 // which notifies.
-                parcel = parcel.and_then(|parcel| next.put(parcel).err());
+                offer = offer.and_then(|offer| next.put(offer).err());
             }
             (None, None) => {
                 self.lines.remove(key);
@@ -325,7 +325,7 @@ impl Shard {
                 }
             }
         }
-        Left { waker, next: next_waker, parcel }
+        Left { waker, next: next_waker, offer }
     }
 }
 
@@ -337,16 +337,16 @@ impl KeyQueue {
             (self.released, self.held_here, self.asker, self.back_until) = (false, true, None, None);
         } else if self.back_until.is_some() {
             // The next waiter asks then.
-        } else if let (Some(due_at), Some(asked_at), Some(unheard)) =
-            (self.due_at, self.asked_at, self.unheard)
+        } else if let (Some(due_at), Some(asked_at), Some(missed_after)) =
+            (self.due_at, self.asked_at, self.missed_after)
         {
             // From the last request, not from now: waiters that leave one after the other do not put the next poll off.
-            self.due_at = Some(due_at.min(asked_at + unheard));
+            self.due_at = Some(due_at.min(asked_at + missed_after));
         }
     }
 
     /// Keeps every waiter from asking, or listening, before this moment.
-    fn stand_back(&mut self, until: Instant) {
+    fn yield_until(&mut self, until: Instant) {
         (self.released, self.asker) = (false, None);
         (self.back_until, self.due_at) = (Some(until), Some(until));
     }
@@ -359,8 +359,9 @@ impl KeyQueue {
         self.due_at = Some(now + self.polls.next_at_most());
         // `asker` is `None` after news of the lock, so that only waiters which asked in vain make the pause longer.
         let followed = self.asker.replace(self.first).is_some_and(|last| last != self.first);
-        if let Some(unheard) = &mut self.unheard {
-            *unheard = if followed { (*unheard * 2).min(self.polls.at_most()) } else { UNHEARD };
+        if let Some(missed_after) = &mut self.missed_after {
+            *missed_after =
+                if followed { (*missed_after * 2).min(self.polls.at_most()) } else { MISSED_AFTER };
         }
     }
 }
@@ -401,7 +402,7 @@ impl Ticket<'_> {
     }
 
     /// Resolves when this waiter is the first and an attempt is worth while, or the lock is there to be
-    /// [taken](Self::take_parcel).
+    /// [taken](Self::take_offer).
     pub(crate) async fn turn(&self) -> Turn {
         self.first().await;
         loop {
@@ -416,7 +417,7 @@ impl Ticket<'_> {
                 return Turn::Due;
             }
             // With an offer every wait ends at once: without this look the loop would spin.
-            if self.has_parcel() {
+            if self.has_offer() {
                 return Turn::Released;
             }
         }
@@ -429,26 +430,26 @@ impl Ticket<'_> {
         }
     }
 
-    /// Resolves when the lock is there to be [taken](Self::take_parcel).
+    /// Resolves when the lock is there to be [taken](Self::take_offer).
     pub(super) async fn passed_on(&self) {
         std::future::poll_fn(|context| self.poll_when(context, |_| false)).await;
     }
 
-    /// Resolves when the lock is there to be [taken](Self::take_parcel), or this is the first waiter of a lock that was
+    /// Resolves when the lock is there to be [taken](Self::take_offer), or this is the first waiter of a lock that was
     /// released. Returns which.
     pub(super) async fn passed_on_or_released(&self) -> bool {
         std::future::poll_fn(|context| self.poll_when(context, |line| line.released)).await;
-        self.has_parcel()
+        self.has_offer()
     }
 
-    fn has_parcel(&self) -> bool {
-        self.shard().waiters.get(self.place).is_some_and(|waiter| waiter.parcel.is_some())
+    fn has_offer(&self) -> bool {
+        self.shard().waiters.get(self.place).is_some_and(|waiter| waiter.offer.is_some())
     }
 
     /// Takes the lock, if it was passed on to this waiter.
-    pub(super) fn take_parcel(&self) -> Option<Parcel> {
+    pub(super) fn take_offer(&self) -> Option<Offer> {
         let mut shard = self.shard();
-        shard.waiters.get_mut(self.place)?.parcel.take().map(|(_, parcel)| parcel)
+        shard.waiters.get_mut(self.place)?.offer.take().map(|(_, offer)| offer)
     }
 
     /// Returns the number of waiters behind this one, counted up to `most`.
@@ -459,13 +460,13 @@ impl Ticket<'_> {
     }
 
     /// Is `true` if this waiter is the first and the lock is left to other processes.
-    pub(super) fn stands_back(&self) -> bool {
+    pub(super) fn yields(&self) -> bool {
         self.as_first(|line| line.back_until.is_some()).unwrap_or_default()
     }
 
     /// Keeps the waiters of this queue from asking before this moment, if this waiter is the first.
-    pub(super) fn stand_back(&self, until: Instant) {
-        self.as_first(|line| line.stand_back(until));
+    pub(super) fn yield_until(&self, until: Instant) {
+        self.as_first(|line| line.yield_until(until));
     }
 
     fn poll_when(&self, context: &mut Context<'_>, test: impl FnOnce(&KeyQueue) -> bool) -> Poll<()> {
@@ -478,7 +479,7 @@ impl Ticket<'_> {
             let Some(waiter) = waiters.get_mut(self.place) else { return Poll::Ready(()) };
             // An offer ends every wait, whatever it is for. The test and the waker are under one lock, so no wake-up is
             // lost.
-            if waiter.parcel.is_some() || lines.get(self.key).is_none_or(ready) {
+            if waiter.offer.is_some() || lines.get(self.key).is_none_or(ready) {
                 return Poll::Ready(());
             }
             waiter.waker.replace(waker)
@@ -512,8 +513,8 @@ impl Ticket<'_> {
     }
 
     /// Makes the next pause shorter: the lock goes from holder to holder, and may be free for moments only.
-    pub(super) fn quicken(&self) {
-        self.as_first(|line| line.polls.quicken());
+    pub(super) fn speed_up(&self) {
+        self.as_first(|line| line.polls.speed_up());
     }
 
     /// Notes the answer that the lock has a holder: it is asked for again after this pause at the latest.
@@ -541,13 +542,13 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        let Left { waker, next, parcel } = self.shard().leave(self.key, self.place, self.won);
+        let Left { waker, next, offer } = self.shard().leave(self.key, self.place, self.won);
         // Last: a release that reads zero here notifies no waiter. A waiter that joins meanwhile stands behind this
         // one, in a queue that is taken to know of all releases, and would not compare the counts.
         self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
         drop_guarded(waker);
         // The next waiter did not want the lock: dropping it has it released.
-        drop(parcel);
+        drop(offer);
         wake(next);
     }
 }

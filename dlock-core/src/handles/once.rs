@@ -454,12 +454,12 @@ impl<'a> Waiting<'a> {
             }
             Some(until)
         };
-        let spread = match is_refused {
+        let jitter = match is_refused {
             true => self.refusals.pause(error.failure()),
             false => self.pause.mul_f64(1.0 - self.engine.entropy.fraction() / 4.0),
         };
-        let left = until.map_or(spread, |until| until.saturating_duration_since(now));
-        self.engine.pause(spread.min(left.max(PAUSES.0))).await;
+        let left = until.map_or(jitter, |until| until.saturating_duration_since(now));
+        self.engine.pause(jitter.min(left.max(PAUSES.0))).await;
         self.pause = (self.pause * 2).min(PAUSES.1);
         Ok(None)
     }

@@ -246,7 +246,14 @@ impl World {
         let mut failed = std::mem::take(&mut self.judge.batons.failed);
         failed.retain(|one| {
             let entry = self.store.entries.get(&one.key);
-            entry.is_some_and(|entry| entry.expires > time && entry.has(one.fence) && !entry.restored)
+            // A batch of which one lock was lost releases the others, perhaps to a waiter of its process, which gets
+            // the next fence of the same claim, and may give a baton of its own.
+            let is_given = |entry: &Entry| {
+                entry.left && self.judge.batons.left.get(&entry.token).is_some_and(|left| left.given)
+            };
+            entry.is_some_and(|entry| {
+                entry.expires > time && entry.has(one.fence) && !entry.restored && !is_given(entry)
+            })
         });
         let late = failed.iter().find(|one| {
             let process = &self.processes[one.process];

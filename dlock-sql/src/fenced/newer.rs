@@ -9,7 +9,7 @@ use sqlx::{Encode, QueryBuilder, Transaction, Type};
 use super::{FencedCell, VERSIONED, number_of, stale};
 use crate::dialect::{Dialect, quoted, refused};
 
-/// What is remembered of a resource.
+/// The state of a resource, as its row remembers it.
 struct Known {
     number: i64,
     version: Option<DataVersion>,
@@ -57,7 +57,7 @@ impl<D: Dialect> FencedCell<D> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, roll the transaction back: dropping it does.
+    /// If dropped, roll the transaction back: dropping it does.
     pub async fn admit_newer(
         &self,
         on: &mut Transaction<'_, D>,
@@ -84,7 +84,7 @@ impl<D: Dialect> FencedCell<D> {
         Ok(check)
     }
 
-    /// The resource is written in another way.
+    /// Reports that the resource is written in another way.
     pub(super) fn mixed(&self) -> Failure {
         let message = format!(
             "the row of the resource in table {} was written in another way (with fences alone, with versions alone, or \

@@ -15,6 +15,8 @@ use crate::server::Server;
 impl<S: Server> Connections<S> {
     /// Announces that the holder of a key has changed, without waiting for a connection in use.
     pub(crate) async fn announce(self: &Arc<Self>, key: &Key) -> Result<(), Failure> {
+        // As a release: it has a connection in reserve, so that a leader's end is announced while all others are in
+        // use.
         let (connections, step) = (Arc::clone(self), Announce(key.clone()));
         asked(async move { connections.within(Kind::Release, step, QUESTION).await }).await
     }

@@ -1,4 +1,16 @@
-//! Lends the connections of one backend, and opens them.
+//! The lending of one backend's connections, and their opening.
+//!
+//! ```text
+//!                  `permit`                  `connection_of`
+//!     request ---------------> right to one ----------------> idle and young --------------------> lent
+//!                                               |  idle for 5 s, or older than a break: `is_fit` --> lent
+//!                                               |      no: closed, and the next one
+//!                                               +- none left: opened, by a task of its own ------> lent
+//!     lent: answered -> idle     broken -> closed, and the break counted: idle ones are tested from then on
+//!     idle for 60 s: closed, but the last one while a lock is held
+//! ```
+//!
+//! Once the server opens no more connections, requests take turns on those that are open (`spare`).
 
 use std::fmt;
 use std::pin::pin;
@@ -12,8 +24,8 @@ use sqlx::pool::{Pool, PoolConnection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::lane::{FRESH, IDLE, Lane};
-use super::route::{Kind, Lanes, Origin, Route};
+use super::route::{Kind, Origin, Pools, Route};
+use super::runtime_pool::{FRESH, IDLE, RuntimePool};
 use crate::connector::{Connector, end};
 use crate::driver::Conn;
 use crate::failure::{closed, unchanged};
@@ -22,7 +34,7 @@ use crate::options::ServerOptions;
 use crate::server::Server;
 use crate::settings::Settings;
 
-/// How long a request waits for a connection that is in use, while the server opens no more; and the pause between
+/// The longest wait of a request for a connection that is in use, while the server opens no more; and the pause between
 /// looks.
 const SPARE_WAIT: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(2);
@@ -30,34 +42,34 @@ const LOOK: Duration = Duration::from_millis(2);
 pub struct Connections<S: Server> {
     server: Arc<S>,
     connector: Arc<Connector<S>>,
-    pub(super) lanes: Lanes<S>,
-    /// By which the table is made, before it is looked at.
+    pub(super) pools: Pools<S>,
+    /// The options by which the table is made, before it is looked at.
     pub(super) maker: Option<ServerOptions<S>>,
-    /// One turn in the line for the pool's connections is waited for although its caller had to go.
+    /// The right to wait in the pool's queue although the caller had to go; one waits at a time.
     pool_turn: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
     renewal: Arc<Semaphore>,
-    /// Each lock that is held has one more.
+    /// Cloned for each lock that is held.
     held: Arc<()>,
     closed: AtomicBool,
 }
 
-/// Something is held as long as this is there: the last connection is not closed.
+/// A lock that is held: as long as there is one, the last connection is not closed.
 pub(crate) struct Holding(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
-/// A connection, and whose it is.
+/// A connection, and its owner.
 pub(super) enum Lent<S: Server> {
-    Own(Conn<S>, Arc<Lane<S>>),
+    Own(Conn<S>, Arc<RuntimePool<S>>),
     Pooled(Box<PoolConnection<S::Database>>),
 }
 
-/// When half of what is left until then has passed.
+/// Returns the moment at which half of the time that is left until `end` will have passed.
 fn half_way_to(end: Instant) -> Instant {
     let now = Instant::now();
     now + end.saturating_duration_since(now) / 2
 }
 
-/// No connection was free for so long.
+/// Reports that no connection was free for so long.
 pub(super) fn busy(patience: Duration) -> Failure {
     Failure::unavailable(format!(
         "all connections of this process for locks were busy for {patience:?}; allow more of them"
@@ -77,7 +89,7 @@ impl<S: Server> Connections<S> {
         let connections = Arc::new(Self {
             server,
             connector,
-            lanes: Lanes::new(runtime.clone(), pool, has_home, settings.connections()),
+            pools: Pools::new(runtime.clone(), pool, has_home, settings.connections()),
             maker,
             pool_turn: Arc::new(Semaphore::new(1)),
             reserve: Arc::new(Semaphore::new(1)),
@@ -97,23 +109,23 @@ impl<S: Server> Connections<S> {
         &self.connector
     }
 
-    /// Whether attempts use the connections of a pool, whose line is the pool's.
+    /// Returns `true` if attempts use the connections of a pool, which has a queue of its own.
     pub(crate) const fn has_pool(&self) -> bool {
-        self.lanes.pool.is_some()
+        self.pools.given.is_some()
     }
 
-    /// How many connections attempts may use at a time.
+    /// Returns how many connections attempts may use at a time.
     pub(crate) const fn limit(&self) -> usize {
-        self.lanes.limit
+        self.pools.limit
     }
 
-    /// How many connections there may be at the most: attempts' here and elsewhere, and one each in reserve, for
+    /// Returns the largest number of connections: those of attempts here and elsewhere, and one each in reserve, for
     /// renewals and for waiting.
     pub(crate) fn most(&self) -> usize {
-        self.lanes.limit * 2 + 3
+        self.pools.limit * 2 + 3
     }
 
-    /// The server, the database and the table, without a password.
+    /// Returns the address of server, database and table, without a password.
     pub(crate) fn address(&self) -> String {
         format!("{}/{}", S::address(&self.connector.driver), self.server.table())
     }
@@ -124,27 +136,31 @@ impl<S: Server> Connections<S> {
 
     /// Decides which connection a request takes that is made now, and here.
     pub(crate) fn route(&self, kind: Kind) -> Route<S> {
-        self.lanes.route(kind)
+        self.pools.route(kind)
     }
 
-    /// A lock is held from now on.
+    /// Counts a lock that is held from now on.
     pub(crate) fn hold(&self) -> Holding {
         Holding(Arc::clone(&self.held))
     }
 
-    /// The right to use one more connection.
+    /// Waits for the right to use one more connection.
     async fn permit(
         &self,
         kind: Kind,
-        lane: &Lane<S>,
+        runtime_pool: &RuntimePool<S>,
         end: Instant,
     ) -> Result<OwnedSemaphorePermit, Failure> {
         let begun = Instant::now();
         let line = match kind {
-            Kind::Ordinary => &lane.permits,
+            // Attempts may use all permits of the pool and wait for them; what ends or keeps a lock must not wait
+            // behind them.
+            Kind::Ordinary => &runtime_pool.permits,
             Kind::Renewal => &self.renewal,
-            Kind::Release if self.lanes.pool.is_some() => &self.reserve,
-            Kind::Release => match Arc::clone(&lane.permits).try_acquire_owned() {
+            // With a pool of the user, these permits are for attempts which that pool cannot serve; a release does not
+            // compete with them.
+            Kind::Release if self.pools.given.is_some() => &self.reserve,
+            Kind::Release => match Arc::clone(&runtime_pool.permits).try_acquire_owned() {
                 Ok(permit) => return Ok(permit),
                 Err(_) => &self.reserve,
             },
@@ -156,40 +172,43 @@ impl<S: Server> Connections<S> {
         }
     }
 
-    /// A connection of dlock's own thread that works, as far as can be told.
+    /// Returns a connection of dlock's own thread that works, as far as is known.
     pub(crate) async fn connection(
         self: &Arc<Self>,
         permit: OwnedSemaphorePermit,
         patience: Duration,
     ) -> Result<(Conn<S>, OwnedSemaphorePermit), Failure> {
-        self.connection_of(&self.lanes.own, permit, Instant::now() + patience).await
+        self.connection_of(&self.pools.own, permit, Instant::now() + patience).await
     }
 
     async fn connection_of(
         self: &Arc<Self>,
-        lane: &Arc<Lane<S>>,
+        runtime_pool: &Arc<RuntimePool<S>>,
         permit: OwnedSemaphorePermit,
         end: Instant,
     ) -> Result<(Conn<S>, OwnedSemaphorePermit), Failure> {
-        while let Some(mut idle) = lane.pop() {
-            let trusted = idle.breaks == self.lanes.breaks();
+        // The connection that was put back last comes first: it is the least likely to have been closed meanwhile.
+        while let Some(mut idle) = runtime_pool.pop() {
+            let trusted = idle.breaks == self.pools.breaks();
             if trusted && idle.since.elapsed() < FRESH {
                 return Ok((idle.connection, permit));
             }
             let now = Instant::now();
+            // Half of what is left, so that there is time to open one where this does not answer.
             let limit = end.saturating_duration_since(now).min(self.connector.limit) / 2;
-            // One to a server that can only be read since would fail for ever.
+            // A connection to a server that has become read-only would fail for ever.
             if matches!(by_then(now + limit, S::is_fit(&mut idle.connection)).await, Some(Ok(true))) {
                 return Ok((idle.connection, permit));
             }
         }
-        // Opening goes on when it takes longer than this caller can wait: the next one finds the connection.
+        // Opening goes on when it takes longer than this caller can wait: the next one finds the connection. The permit
+        // goes along, and comes back with the answer, so that no more are opened than may be used.
         let (done, opened) = oneshot::channel();
-        let (connections, lane, begun) = (Arc::clone(self), Arc::clone(lane), Instant::now());
-        lane.runtime.clone().spawn(async move {
-            let opened = connections.open(&lane).await;
+        let (connections, runtime_pool, begun) = (Arc::clone(self), Arc::clone(runtime_pool), Instant::now());
+        runtime_pool.runtime.clone().spawn(async move {
+            let opened = connections.open(&runtime_pool).await;
             if let Err(Ok((connection, _permit))) = done.send(opened.map(|connection| (connection, permit))) {
-                connections.keep(&lane, connection);
+                connections.keep(&runtime_pool, connection);
             }
         });
         match by_then(end, opened).await {
@@ -201,10 +220,11 @@ impl<S: Server> Connections<S> {
         }
     }
 
-    async fn open(&self, lane: &Arc<Lane<S>>) -> Result<Conn<S>, Failure> {
+    async fn open(&self, runtime_pool: &Arc<RuntimePool<S>>) -> Result<Conn<S>, Failure> {
         let mut connection = self.connector.open().await?;
-        if !Arc::ptr_eq(lane, &self.lanes.own) {
-            // A release is then one message, which is written by the first poll.
+        // Connections of a caller's runtime may carry releases that the caller drives.
+        if !Arc::ptr_eq(runtime_pool, &self.pools.own) {
+            // With its statements prepared, a release is one message, which is written by the first poll.
             let prepared = within(self.connector.limit, self.server.prepare(&mut connection)).await;
             match prepared {
                 Some(prepared) => prepared.map_err(|error| unchanged(self.server.fault(error).failure))?,
@@ -214,28 +234,30 @@ impl<S: Server> Connections<S> {
         Ok(connection)
     }
 
-    /// Keeps a connection of dlock's own thread for the next who needs one.
+    /// Keeps a connection of dlock's own thread for the next request.
     pub(crate) fn put_back(&self, connection: Conn<S>) {
-        self.keep(&self.lanes.own, connection);
+        self.keep(&self.pools.own, connection);
     }
 
-    fn keep(&self, lane: &Lane<S>, connection: Conn<S>) {
+    fn keep(&self, runtime_pool: &RuntimePool<S>, connection: Conn<S>) {
         if !self.is_closed() {
-            lane.put(connection, self.lanes.breaks());
+            runtime_pool.put(connection, self.pools.breaks());
         }
     }
 
-    /// A connection, and the right to use it, which others may have once it is dropped.
+    /// Lends a connection, with the right to use it, which others may have once it is dropped.
     pub(super) async fn lend(
         self: &Arc<Self>,
         route: Route<S>,
         patience: Duration,
     ) -> Result<(Lent<S>, Option<OwnedSemaphorePermit>), Failure> {
         let pool = match route.origin {
-            Origin::Ready(lane, connection, permit) => {
-                return Ok((Lent::Own(connection, lane), Some(permit)));
+            Origin::Ready(runtime_pool, connection, permit) => {
+                return Ok((Lent::Own(connection, runtime_pool), Some(permit)));
             }
-            Origin::Lane(lane) => return self.lend_from(route.kind, lane, patience).await,
+            Origin::OfRuntime(runtime_pool) => {
+                return self.lend_from(route.kind, runtime_pool, patience).await;
+            }
             Origin::Pool(pool) => pool,
         };
         let mut acquiring = Box::pin(pool.acquire());
@@ -244,7 +266,7 @@ impl<S: Server> Connections<S> {
             Some(Err(error)) => Err(unchanged(self.server.fault(error).failure)),
             None => {
                 // The pool may be opening a connection for it, which would be lost, and begun again by the next caller.
-                // It has a time of its own for that.
+                // The pool has a time limit of its own for that.
                 if let Ok(only) = Arc::clone(&self.pool_turn).try_acquire_owned() {
                     tokio::spawn(async move {
                         drop(acquiring.await);
@@ -261,42 +283,47 @@ impl<S: Server> Connections<S> {
     pub(super) async fn lend_from(
         self: &Arc<Self>,
         kind: Kind,
-        lane: Arc<Lane<S>>,
+        runtime_pool: Arc<RuntimePool<S>>,
         patience: Duration,
     ) -> Result<(Lent<S>, Option<OwnedSemaphorePermit>), Failure> {
         let begun = Instant::now();
         let end = begun + patience;
         let is_ordinary = kind == Kind::Ordinary;
-        // Where the server opens none more, all that is asked takes turns on what there is; and asks for one more after
-        // a while, since that may be over.
-        if !(is_ordinary && self.lanes.pool.is_some())
-            && self.lacks_room(&lane)
+        // If the server opens no more, all requests take turns on what there is; each asks for one more after a while,
+        // since that may be over.
+        if !(is_ordinary && self.pools.given.is_some())
+            && self.lacks_room(&runtime_pool)
             && let Some(spare) = self.spare(end, begun + SPARE_WAIT.min(patience / 2)).await
         {
             return Ok(spare);
         }
+        // Only a refusal from here on makes this request wait for what others leave.
         let opens = std::time::Instant::now();
         let is_refused = || self.connector.room.was_lacking_after(opens);
         let spare_in_turn =
             || self.spare(end, if is_ordinary { end.min(Instant::now() + SPARE_WAIT) } else { end });
         let mut lending = pin!(async {
-            let permit = self.permit(kind, &lane, end).await?;
-            let (connection, permit) = self.connection_of(&lane, permit, end).await?;
-            Ok((Lent::Own(connection, Arc::clone(&lane)), Some(permit)))
+            let permit = self.permit(kind, &runtime_pool, end).await?;
+            let (connection, permit) = self.connection_of(&runtime_pool, permit, end).await?;
+            Ok((Lent::Own(connection, Arc::clone(&runtime_pool)), Some(permit)))
         });
+        // An attempt waits for its permit to the end: it may be late, and its caller tries again.
         if is_ordinary {
             return match lending.await {
-                Err(failure) if is_refused() && self.lanes.pool.is_none() => {
+                Err(failure) if is_refused() && self.pools.given.is_none() => {
                     spare_in_turn().await.ok_or(failure)
                 }
                 lent => lent,
             };
         }
+        // A release or a renewal has half of its time to get a connection in the usual way. After that any idle one
+        // will do.
         match by_then(half_way_to(end), &mut lending).await {
             Some(Ok(lent)) => Ok(lent),
             Some(Err(failure)) if is_refused() => spare_in_turn().await.ok_or(failure),
             Some(Err(failure)) => self.spare(end, Instant::now()).await.ok_or(failure),
-            // What is being opened is kept for the next who needs it.
+            // The connection that is being opened is kept for the next request. Without a spare one there is nothing
+            // better than to go on waiting.
             None => match self.spare(end, Instant::now()).await {
                 Some(spare) => Ok(spare),
                 None => lending.await,
@@ -304,29 +331,32 @@ impl<S: Server> Connections<S> {
         }
     }
 
-    /// Whether there is none here, and the server refused to open one a moment ago.
-    fn lacks_room(&self, lane: &Lane<S>) -> bool {
-        self.lacks_room_now() && lane.idle().is_empty()
+    /// Returns `true` if no connection is idle here, and the server refused to open one a moment ago.
+    fn lacks_room(&self, runtime_pool: &RuntimePool<S>) -> bool {
+        self.lacks_room_now() && runtime_pool.idle().is_empty()
     }
 
-    /// Whether the server refused to open a connection a moment ago, and has opened none since.
+    /// Returns `true` if the server refused to open a connection a moment ago, and has opened none since.
     pub(super) fn lacks_room_now(&self) -> bool {
         self.connector.room.is_lacking(FRESH)
     }
 
-    /// A connection that somebody has left, when the server gives no other one; waits for it until `wait`.
+    /// Returns a connection that another request has left, when the server gives no other one; waits for it until
+    /// `wait`.
     async fn spare(&self, end: Instant, wait: Instant) -> Option<(Lent<S>, Option<OwnedSemaphorePermit>)> {
-        if let Some(pool) = &self.lanes.pool {
+        // The pool opens connections of its own where it may: only an idle one can be had here.
+        if let Some(pool) = &self.pools.given {
             return Some((Lent::Pooled(Box::new(pool.try_acquire()?)), None));
         }
         loop {
-            for lane in self.lanes.all() {
-                let Ok(permit) = Arc::clone(&lane.permits).try_acquire_owned() else { continue };
-                let Some(mut idle) = lane.pop() else { continue };
-                // Another one may do where this one does not answer.
+            for runtime_pool in self.pools.all() {
+                // The permit first, as everywhere: a connection without one would be used beyond the limit.
+                let Ok(permit) = Arc::clone(&runtime_pool.permits).try_acquire_owned() else { continue };
+                let Some(mut idle) = runtime_pool.pop() else { continue };
+                // Another one may do where this one does not answer, so that it has half of the time only.
                 let fit = by_then(half_way_to(end), S::is_fit(&mut idle.connection)).await;
                 if matches!(fit, Some(Ok(true))) {
-                    return Some((Lent::Own(idle.connection, lane), Some(permit)));
+                    return Some((Lent::Own(idle.connection, runtime_pool), Some(permit)));
                 }
             }
             if Instant::now() >= wait {
@@ -339,26 +369,31 @@ impl<S: Server> Connections<S> {
     pub(super) fn done_with(&self, lent: Lent<S>, broken: bool) {
         match lent {
             Lent::Own(connection, _) if broken => {
-                self.lanes.note_break();
+                // The connections that were idle when this one broke may have broken with it: each is tested before its
+                // next use.
+                self.pools.note_break();
                 drop(connection);
             }
-            Lent::Own(connection, lane) => self.keep(&lane, connection),
+            Lent::Own(connection, runtime_pool) => self.keep(&runtime_pool, connection),
             Lent::Pooled(mut connection) if broken => connection.close_on_drop(),
             Lent::Pooled(connection) => drop(connection),
         }
     }
 
-    /// Closes what is open, and opens no more. Waits a little for what is under way.
+    /// Refuses requests from now on, and closes the idle connections. A connection in use is dropped when its request
+    /// has ended.
     pub(crate) async fn close(self: &Arc<Self>) {
+        // The flag first: what is put back from now on is dropped instead of kept.
         self.closed.store(true, Ordering::Release);
         if let Some(releases) = self.server.releases() {
             releases.close();
         }
         let connections = Arc::clone(self);
+        // By dlock's own thread, which ends connections in order whatever becomes of the caller.
         let Ok(keeper) = keeper::runtime() else { return };
         let closing = keeper.spawn(async move {
-            for lane in connections.lanes.all() {
-                while let Some(idle) = lane.pop() {
+            for runtime_pool in connections.pools.all() {
+                while let Some(idle) = runtime_pool.pop() {
                     end(idle.connection).await;
                 }
             }
@@ -367,15 +402,16 @@ impl<S: Server> Connections<S> {
     }
 }
 
-/// Closes connections that nobody has needed for a while.
+/// Closes connections that were not needed for a while.
 async fn close_idle<S: Server>(connections: Weak<Connections<S>>) {
     loop {
         sleep(IDLE / 4).await;
+        // The last handle is gone: so is the need for this task.
         let Some(connections) = connections.upgrade() else { return };
-        // The server may have no other one for what is held.
+        // The server may have no other connection for the renewals of what is held.
         let mut keeps_one = Arc::strong_count(&connections.held) > 1;
-        for lane in connections.lanes.all() {
-            for idle in lane.too_old(&mut keeps_one) {
+        for runtime_pool in connections.pools.all() {
+            for idle in runtime_pool.too_old(&mut keeps_one) {
                 end(idle.connection).await;
             }
         }
@@ -386,7 +422,7 @@ impl<S: Server> fmt::Debug for Connections<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connections")
             .field("server", &self.server)
-            .field("idle", &self.lanes.own.idle().len())
+            .field("idle", &self.pools.own.idle().len())
             .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,11 @@
-//! Who drives a request.
+//! The driving of a request: by its caller, or by a runtime.
+//!
+//! | `Caller::drives` | while the caller waits | after it was dropped |
+//! |---|---|---|
+//! | yes | the caller polls it, and looks at the time | spawned on `runtime`, bounded by `limit` |
+//! | no | a task of `runtime` polls it | the task goes on |
+//!
+//! Either way a request whose caller has gone is not repeated.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -14,12 +21,12 @@ use tokio::time::Instant;
 
 use crate::keeper_task::gone;
 
-/// Who made a request.
+/// The caller of a request.
 #[derive(Clone)]
 pub(super) struct Caller {
-    /// Whether he still waits for the answer.
+    /// Is `true` if it still waits for the answer.
     waits: Arc<AtomicBool>,
-    /// Whether he drives it while he waits.
+    /// Is `true` if it drives the request while it waits.
     drives: bool,
 }
 
@@ -35,8 +42,8 @@ impl Caller {
 
 type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// The answer to a request. One that the caller drives is part of its task: this spares the way to another and back.
-/// When the caller is cancelled, `runtime` goes on with it, for `limit` at the most.
+/// The answer to a request. A request that the caller drives is part of its task, which spares the way to another and
+/// back. When the caller is cancelled, `runtime` goes on with it, for `limit` at the most.
 pub(crate) struct Driven<T: Send + 'static> {
     request: Option<Boxed<T>>,
     runtime: Handle,
@@ -51,6 +58,8 @@ impl<T: Send + 'static> Driven<T> {
         limit: Duration,
         caller: Caller,
     ) -> Self {
+        // Polled in place, the answer wakes the caller directly. As a task it needs no caller at all, as renewals and
+        // most releases must not.
         let request: Boxed<T> = if caller.drives {
             Box::pin(request)
         } else {
@@ -68,6 +77,7 @@ impl<T: Send + 'static> Future for Driven<T> {
         let this = self.get_mut();
         let Some(request) = &mut this.request else { return Poll::Ready(Err(gone())) };
         let answer = ready!(request.as_mut().poll(context));
+        // An ended request is not to be spawned by the drop.
         this.request = None;
         Poll::Ready(answer)
     }
@@ -76,18 +86,20 @@ impl<T: Send + 'static> Future for Driven<T> {
 impl<T: Send + 'static> Drop for Driven<T> {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
+            // Before it is polled again: a request without a caller is not repeated, and looks at the time by itself.
             self.caller.waits.store(false, Ordering::Release);
             if self.caller.drives {
                 let limit = self.limit;
                 // The runtime of its connection may not be driven any more, and then answers nothing. The timer is not
-                // its own.
+                // of that runtime.
                 drop(self.runtime.spawn(within(limit, request)));
             }
         }
     }
 }
 
-/// Waits until then, but only where dlock's own thread polls it: a timer of another's would wake that thread each time.
+/// Waits until `end`, but only where dlock's own thread polls it: the timer of another runtime would wake that thread
+/// each time.
 pub(crate) async fn sleep_on_own_thread(end: Instant) {
     let is_own = || match (keeper::runtime(), Handle::try_current()) {
         (Ok(own), Ok(current)) => own.id() == current.id(),
@@ -96,8 +108,8 @@ pub(crate) async fn sleep_on_own_thread(end: Instant) {
     by_then_if(end, is_own, pending::<()>()).await;
 }
 
-/// What a request answers, unless it is still not there at `end`. As long as the caller drives it, it is he who looks
-/// at the time: a timer of its own would wake our thread for each request.
+/// Returns the output of a request, unless it is still not there at `end`. As long as the caller drives it, the caller
+/// looks at the time: a timer of the request's own would wake dlock's thread for each request.
 pub(super) fn unless_late<T>(
     request: impl Future<Output = T>,
     end: Instant,

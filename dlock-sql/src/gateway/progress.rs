@@ -1,4 +1,15 @@
-//! How far a request has come, for those who have to know whether it may still be carried out.
+//! The progress of a request, for those that have to know whether it may still be carried out.
+//!
+//! ```text
+//!                  `send`               `settle`
+//!     Waiting ----------------> Sent --------------> Settled: what it did is done
+//!        |                      |  ^
+//!        | `settle`, `lose`,    |  +- `send` again, at a later moment
+//!        | `try_cancel`         |
+//!        v                      +-- `lose` --------> Lost: it may still be carried out,
+//!     Cancelled: it never was,                       until its lease has passed
+//!     and never will be
+//! ```
 
 use std::pin::pin;
 use std::time::Duration;
@@ -7,27 +18,27 @@ use dlock_core::backend::{Mutex, RequestClock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How far it has come.
+/// The stages of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Nothing was sent.
     Waiting,
     /// Nothing was sent, and nothing will be.
     Cancelled,
-    /// It was sent then, and not answered yet.
+    /// It was sent at this moment, and not answered yet.
     Sent(Instant),
     /// It was answered: what it did is done.
     Settled,
-    /// It was sent then, and its connection is gone: it may have been carried out, or may be a little later.
+    /// It was sent at this moment, and its connection is gone: it may have been carried out, or may be a little later.
     Lost(Instant),
 }
 
-/// How far one request has come.
+/// The progress of one request.
 #[derive(Debug)]
 pub(crate) struct Progress {
     stage: Mutex<Stage>,
     ended: Notify,
-    /// Of an attempt: the time that it waits for a connection is no part of its request.
+    /// The clock of an attempt: the time that it waits for a connection is no part of its request.
     clock: Option<RequestClock>,
 }
 
@@ -36,14 +47,17 @@ impl Progress {
         Self { stage: Mutex::new(Stage::Waiting), ended: Notify::new(), clock: None }
     }
 
-    /// The progress of an attempt, which waits for a connection from now on.
+    /// Makes the progress of an attempt, which waits for a connection from now on.
     pub(crate) fn of_attempt(clock: &RequestClock) -> Self {
+        // Until it is sent its time does not count: a server is not blamed for a queue of this process.
         clock.queued();
         Self { clock: Some(clock.clone()), ..Self::new() }
     }
 
-    /// It is about to be sent; whether it still may.
+    /// Notes that it is about to be sent. Returns whether it still may.
     pub(crate) fn send(&self) -> bool {
+        // Under the mutex from the question to the note: a cancellation comes before, and forbids the sending, or
+        // after, and finds it sent.
         let mut stage = self.stage.lock();
         let may = matches!(*stage, Stage::Waiting | Stage::Sent(_)) && self.count();
         if may {
@@ -52,18 +66,18 @@ impl Progress {
         may
     }
 
-    /// Its request timeout runs from now on, since it is sent, or what is sent answers it too. Returns whether it is
-    /// still wanted.
+    /// Starts its request timeout, since it is sent, or what is sent answers it too. Returns whether it is still
+    /// wanted.
     pub(crate) fn count(&self) -> bool {
         self.clock.as_ref().is_none_or(RequestClock::written)
     }
 
-    /// It was answered, or will not be sent.
+    /// Notes that it was answered, or will not be sent.
     pub(crate) fn settle(&self) {
         self.end(|_| Stage::Settled);
     }
 
-    /// Nothing more will be heard of it.
+    /// Notes that no answer will come.
     pub(crate) fn lose(&self) {
         self.end(Stage::Lost);
     }
@@ -82,6 +96,7 @@ impl Progress {
             other => other,
         };
         let now = *stage;
+        // No waker runs while the mutex is locked.
         drop(stage);
         if !matches!(now, Stage::Sent(_)) {
             self.ended.notify_waiters();
@@ -89,18 +104,18 @@ impl Progress {
         now
     }
 
-    /// Whether it was answered, or was not sent and never will be.
+    /// Cancels it unless it was sent. Returns `true` if it was answered, or was not sent and never will be.
     pub(crate) fn will_not_arrive(&self) -> bool {
         matches!(self.end(Stage::Sent), Stage::Cancelled | Stage::Settled)
     }
 
-    /// Whether it was answered.
+    /// Returns `true` if it was answered.
     pub(crate) fn is_settled(&self) -> bool {
         *self.stage.lock() == Stage::Settled
     }
 
-    /// Whether nothing of it is to come or left: it was answered, never sent, or sent so long ago that its lease has
-    /// passed.
+    /// Returns `true` if nothing of it is to come or left: it was answered, never sent, or sent so long ago that its
+    /// lease has passed.
     pub(crate) fn is_over(&self, lease: Duration) -> bool {
         match *self.stage.lock() {
             Stage::Waiting => false,
@@ -109,10 +124,10 @@ impl Progress {
         }
     }
 
-    /// Resolves once it was answered, or nothing more will be heard of it.
+    /// Resolves once it was answered, or no answer will come.
     pub(crate) async fn ended(&self) {
         let mut ended = pin!(self.ended.notified());
-        // From here on no end is missed.
+        // Enabled before the stage is read, so that an end between the two is not missed.
         ended.as_mut().enable();
         if matches!(*self.stage.lock(), Stage::Sent(_) | Stage::Waiting) {
             ended.await;

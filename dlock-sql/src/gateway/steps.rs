@@ -1,4 +1,4 @@
-//! What is done on a connection.
+//! The steps on a connection.
 
 use dlock_core::Key;
 
@@ -6,18 +6,18 @@ use crate::driver::Conn;
 use crate::protocol::SqlResult;
 use crate::server::Server;
 
-/// One thing to do on a connection. May be done again after an error that changed nothing.
+/// A step on a connection. It may be performed again after an error that changed nothing.
 pub(crate) trait Step<S: Server>: Send + Sync + 'static {
     type Reply: Send + 'static;
-    /// Whether it refuses by itself a connection on which it would not be a transaction by itself.
+    /// Is `true` if it refuses by itself a connection on which it would not be a transaction by itself.
     const CHECKS: bool = false;
-    /// Whether it changes nothing, and is asked again when its connection broke.
+    /// Is `true` if it changes nothing, and is asked again when its connection broke.
     const ASKS: bool = false;
 
     fn perform(&self, server: &S, on: &mut Conn<S>) -> impl Future<Output = SqlResult<Self::Reply>> + Send;
 }
 
-/// Makes steps of methods of a trait whose servers have them: whether it checks, and whether it asks.
+/// Makes steps of methods of a trait whose servers have them. The two flags are [`Step::CHECKS`] and [`Step::ASKS`].
 macro_rules! steps {
     ($table:ident: $(
         $name:ident($($field:ident: $type:ty),*) -> $reply:ty = $method:ident($($argument:expr),*),

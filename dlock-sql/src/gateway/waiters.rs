@@ -1,4 +1,7 @@
 //! Requests that wait for a connection.
+//!
+//! A queue is idle, or has one task that sends: the request that finds `is_driven` unset spawns it, and the task unsets
+//! it in the same step in which it finds the queue empty.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +13,7 @@ use tokio::sync::oneshot;
 use super::progress::Progress;
 use crate::limits::Limits;
 
-/// The answer to a request; nothing where it was not asked for, and has to be asked for by itself.
+/// The answer to a request; `None` where it was not sent, and has to be sent by itself.
 pub(crate) type JointResult<R> = Result<Option<R>, Failure>;
 
 /// A request that waits for a connection.
@@ -27,6 +30,8 @@ impl<Q, R> Waiter<Q, R> {
     }
 
     pub(super) fn answer(mut self, answer: JointResult<R>) {
+        // The stage before the answer: a claim that reads the answer may ask at once whether something can still
+        // arrive.
         match &answer {
             Err(failure) if failure.kind() == ErrorKind::Unknown => self.progress.lose(),
             _ => self.progress.settle(),
@@ -38,41 +43,43 @@ impl<Q, R> Waiter<Q, R> {
 }
 
 impl<Q, R> Drop for Waiter<Q, R> {
+    // Answered, this does nothing: its stage is final. Otherwise nothing of it will be sent, or no answer will come.
     fn drop(&mut self) {
         self.progress.lose();
     }
 }
 
-/// Requests of one kind that wait for a connection.
-pub(crate) struct Line<Q, R>(Mutex<State<Q, R>>);
+/// The queue of requests of one kind that wait for a connection.
+pub(crate) struct PendingBatch<Q, R>(Mutex<State<Q, R>>);
 
 pub(super) struct State<Q, R> {
     pub(super) waiting: VecDeque<Waiter<Q, R>>,
-    /// Somebody is there who sends what waits.
+    /// Set while a task sends the requests.
     pub(super) is_driven: bool,
 }
 
-impl<Q, R> Default for Line<Q, R> {
+impl<Q, R> Default for PendingBatch<Q, R> {
     fn default() -> Self {
         Self(Mutex::new(State { waiting: VecDeque::new(), is_driven: false }))
     }
 }
 
-impl<Q, R> Line<Q, R> {
+impl<Q, R> PendingBatch<Q, R> {
     pub(super) fn state(&self) -> MutexGuard<'_, State<Q, R>> {
         self.0.lock()
     }
 
-    /// Whether nobody waits any more. Then whoever comes next sends what waits.
+    /// Returns `true` if no request waits any more. Then the next one spawns the task that sends.
     pub(super) fn is_done(&self) -> bool {
         let mut state = self.state();
+        // Under the same mutex as the queueing of a request: none is left behind between the look and the note.
         state.is_driven = !state.waiting.is_empty();
         !state.is_driven
     }
 }
 
-/// Who sends what waits is cancelled before it is done: nothing of it will be sent.
-pub(super) struct Leaving<'a, Q, R>(pub(super) &'a Line<Q, R>);
+/// A guard for the task that sends: when it ends before it is done, nothing that waits will be sent.
+pub(super) struct Leaving<'a, Q, R>(pub(super) &'a PendingBatch<Q, R>);
 
 impl<Q, R> Drop for Leaving<'_, Q, R> {
     fn drop(&mut self) {

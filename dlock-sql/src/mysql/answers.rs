@@ -1,4 +1,4 @@
-//! What MariaDB and MySQL answer.
+//! The answers of MariaDB and MySQL.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use sqlx::mysql::{MySqlQueryResult, MySqlRow};
 use crate::protocol::{SqlResult, Taken};
 use crate::stored;
 
-/// The grant, whose fence is the last insert id, if the one row was written.
+/// Returns the grant, whose fence is the last insert id, if the one row was written.
 pub(super) fn granted(done: &MySqlQueryResult) -> Option<Taken> {
     let fence = || stored::fence(done.last_insert_id().cast_signed());
     (done.rows_affected() == 1).then(|| Taken::Granted(fence()))
 }
 
-/// The fence of a grant that was counted now, which is not below zero, if the one row was written.
+/// Returns the fence of a grant that was counted now, which is not below zero, if the one row was written.
 pub(super) fn counted(done: &MySqlQueryResult) -> Option<Fence> {
     match granted(done) {
         Some(Taken::Granted(fence)) => fence,
@@ -23,17 +23,17 @@ pub(super) fn counted(done: &MySqlQueryResult) -> Option<Fence> {
     }
 }
 
-/// What a row says of its lock.
+/// The state of a lock, by its row.
 pub(super) enum Standing {
     Missing,
     Free,
     Kept,
     Held(Box<Holder>),
-    /// By a session or a transaction.
+    /// Held by a session or a transaction.
     Elsewhere,
 }
 
-/// The holder by fence, remaining time and description from this column on.
+/// Reads the holder by fence, remaining time and description from this column on.
 pub(super) fn holder(row: &MySqlRow, from: usize) -> SqlResult<Holder> {
     let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
     Ok(stored::holder(&String::from_utf8_lossy(row.try_get(from + 2)?), row.try_get(from)?, left))

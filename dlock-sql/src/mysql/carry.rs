@@ -17,7 +17,7 @@ use crate::stored::{SEVERAL, SHARED};
 use crate::text::micros;
 
 impl MysqlServer {
-    /// Leaves a share for so long, or no longer than it is left already. Whether it was there.
+    /// Leaves a share for so long, or no longer than it is left already. Returns whether it was there.
     pub(super) async fn leave_several(
         &self,
         on: &mut MySqlConnection,
@@ -43,6 +43,8 @@ impl MysqlServer {
             is_ours = is_there(&before, &token),
             shared = literal(&SHARED),
         );
+        // The row of the key is locked before the look, and all changes follow from what that found. The variables are
+        // of the session, so that they are cleared first.
         let statements = [
             "SET @dlock_own = NULL".to_owned(),
             self.lock(&key),
@@ -53,14 +55,14 @@ impl MysqlServer {
                     holder = CONCAT(SUBSTRING_INDEX(holder, ' ', 1), ' {LEFT_BEHIND}', SUBSTRING(holder, LOCATE(' ', holder) + 1))
                 WHERE `key` = {before} AND @dlock_own AND NOT @dlock_kept"
             ),
-            // Also what has ended by now.
+            // Also the shares that have ended by now.
             format!(
                 "SELECT MAX(held.expires), MAX(IF(held.`key` = {own}, held.fence, NULL)) INTO @dlock_last, @dlock_left
                 FROM {table} AS held WHERE held.`key` > {} AND held.`key` < {}",
                 literal(&beside.preferred),
                 literal(&beside.beyond)
             ),
-            // What it says of the last grant says that of the share too.
+            // The line about the last grant says of the key what the share's says.
             format!(
                 "UPDATE {table} SET expires = IF({} > 0, GREATEST(expires, @dlock_last), @dlock_last),
                     holder = IF(fence = @dlock_left AND NOT @dlock_kept, CONCAT('{LEFT_BEHIND}', holder), holder)
@@ -74,7 +76,7 @@ impl MysqlServer {
         Ok(row.try_get::<i64, _>(0)? == 1)
     }
 
-    /// Makes what was left under this token the share of the claim, which then adopts it, with a new fence.
+    /// Makes the share that was left under this token that of the claim, which then adopts it, with a new fence.
     pub(super) fn move_share(&self, ask: &ShareAsk, left: &Token) -> [String; 4] {
         let (table, beside) = (self.quoted(), Beside::of(&ask.key));
         let (key, before) = (literal(bytes(&ask.key)), literal(&beside.own(left)));

@@ -1,4 +1,4 @@
-//! Settings of MariaDB and MySQL that endanger locks.
+//! The settings of MariaDB and MySQL that endanger locks.
 
 use dlock_core::backend::Finding;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
@@ -8,7 +8,8 @@ use crate::protocol::SqlResult;
 use crate::table::TableName;
 use crate::text::hex;
 
-/// Whoever may connect may read all of these. A server has those that it knows.
+/// The questions about settings. Each user that may connect may read all of these. A server answers for those that it
+/// has.
 const FACTS: [&str; 2] = [
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', \
      'autocommit', 'read_only', 'wait_timeout', 'max_connections', 'innodb_doublewrite', 'wsrep_on')",
@@ -43,7 +44,7 @@ pub(super) async fn facts(on: &mut MySqlConnection, table: &TableName) -> SqlRes
 }
 
 pub(super) const SETTINGS: &[(&str, Judge)] = &[
-    // Whoever may not see them sees none.
+    // A user that may not see triggers sees none.
     ("triggers", |value, _| {
         let advice = "look at the triggers of the table of the locks: one that changes what is written can have locks lost, or \
                       granted twice";

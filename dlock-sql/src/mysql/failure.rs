@@ -1,4 +1,4 @@
-//! What an error of MariaDB or MySQL means for a lock: whether something was changed, and what the user can do.
+//! The meaning of an error of MariaDB or MySQL for a lock: whether something was changed, and how the user can mend it.
 
 use dlock_core::Failure;
 use sqlx::Error;
@@ -7,28 +7,28 @@ use sqlx::mysql::MySqlDatabaseError;
 use crate::failure::{Fault, READ_ONLY, fault, unfit};
 use crate::table::TableName;
 
-/// What is said of a connection on which nothing would be committed.
+/// The refusal of a connection on which nothing would be committed.
 pub(super) const UNCOMMITTED: &str = "`autocommit` is off on a connection of the pool, so that no lock would ever be committed; \
                                       switch it on in its `after_connect` or on the server, or connect without the pool";
 
-/// What is said of a table whose rows nothing locks, and which may be gone when the server starts again.
+/// The refusal of a table whose rows are not locked by anything, and which may be gone when the server starts again.
 /// The table's name is put in, as into the texts that follow.
 pub(crate) const UNTRANSACTED: &str = "table {table} is not kept by InnoDB, so that its rows cannot be locked, and may be lost; choose another \
                                        table name, or ALTER TABLE {table} ENGINE = InnoDB";
 
-/// What is said of a table in which a key may have several rows.
+/// The refusal of a table in which a key may have several rows.
 pub(super) const UNKEYED: &str = "the column `key` of table {table} has no primary key, so that a lock could be granted twice, or not be found; \
                                   choose another table name, or stop all users of the table, and ALTER TABLE {table} ADD PRIMARY KEY (`key`)";
 
-/// What is said of what is no table.
+/// The refusal of a name that is no table.
 pub(super) const VIEW: &str = "{table} is a view, whose rows are not found by a primary key; name the table itself, or choose another table \
                                name";
 
-/// What is said of a table whose keys or tokens are no bytes.
+/// The refusal of a table whose keys or tokens are no bytes.
 pub(super) const MISTYPED: &str = "the columns `key` and `token` of table {table} hold text, which the server compares by its collation, and no \
                                    bytes; choose another table name, or drop the table while nothing is held, and call migrate()";
 
-/// What is said of a server that ends transactions whatever their sessions set.
+/// The refusal of a server that ends transactions whatever their sessions set.
 pub(super) const ENDS_IDLE: &str = "the server ends transactions that are idle for less than a minute (`kill_idle_transaction`), and with \
                                     them locks on rows, before their holders count them as lost; set it to 0, or to 60 and \
                                     more, or use sessions or lease rows";
@@ -39,7 +39,7 @@ const NO_ROOM: [u16; 3] = [1040, 1203, 1226];
 /// The errors of a user who lacks a right on the database, the table, a column, the server or a routine.
 pub(super) const TOO_FEW_RIGHTS: [u16; 5] = [1044, 1142, 1143, 1227, 1370];
 
-/// Whether the server opens no connection more.
+/// Returns `true` if the server opens no connection more.
 pub(super) fn has_no_room(error: &Error) -> bool {
     number(error).is_some_and(|number| NO_ROOM.contains(&number))
 }
@@ -65,7 +65,7 @@ pub(super) fn no_database() -> Failure {
     Failure::invalid_config("the URL names no database; write mysql://user:password@host:port/database")
 }
 
-/// The fault of one statement, or of connecting.
+/// Makes the fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     if let Error::Configuration(why) = &error
         && [UNCOMMITTED, UNTRANSACTED, UNKEYED, MISTYPED, VIEW, ENDS_IDLE].contains(&&*why.to_string())

@@ -24,7 +24,7 @@ use crate::way::{ELSEWHERE, HELD_ELSEWHERE, Way};
 const DUPLICATE: u16 = 1062;
 
 impl MysqlServer {
-    /// What the row of a key says.
+    /// Reads the row of a key.
     async fn look(&self, on: &mut MySqlConnection, key: &Key, token: &[u8]) -> SqlResult<Standing> {
         let rows = rows(on, &self.statements.look, &[Bytes(token), Bytes(bytes(key))]).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
@@ -35,7 +35,7 @@ impl MysqlServer {
             Some(_) if row.try_get::<&[u8], _>(3)?.starts_with(HELD_ELSEWHERE.as_bytes()) => {
                 Standing::Elsewhere
             }
-            // Nobody has what is kept for those in line.
+            // A row that is kept for those in line has no holder.
             Some(_) if row.try_get::<Option<i64>, _>(5)? != Some(1) => Standing::Kept,
             Some(_) => Standing::Held(Box::new(holder(row, 1)?)),
         })
@@ -58,15 +58,15 @@ impl MysqlServer {
         Ok(granted(&execute(on, &self.statements.insert, &values).await?))
     }
 
-    /// Deletes the row with the fence of sessions and locked rows, what says that the key is theirs, and the row that
-    /// is locked, unless somebody has them.
+    /// Deletes the row with the fence of sessions and locked rows, the row by which the key is theirs, and the row that
+    /// is locked, unless they are in use.
     async fn prune_kept(&self, on: &mut MySqlConnection, fence: &[u8], highest: i64) -> SqlResult<u64> {
         let row: Vec<u8> = std::iter::once(ROW).chain(fence.iter().skip(1).copied()).collect();
         let (table, row, main, fence) = (self.quoted(), hex(&row), hex(&fence[1..]), hex(fence));
         let name = name_in_sql(&place(self.table()));
         let statements = [
-            // In the order in which a key is moved, which therefore never finds the row locked by this. What is missing
-            // may be made from now on, in a transaction that then waits for this one: it is not touched.
+            // In the order in which a key is moved, which therefore never finds the row locked by this. A row that is
+            // missing may be made from now on, in a transaction that then waits for this one: it is not touched.
             self.lock(&format!("X'{main}'")),
             "SET @dlock_main = @dlock_count".to_owned(),
             self.lock(&format!("X'{fence}'")),
@@ -85,6 +85,7 @@ impl MysqlServer {
         ];
         match self.in_one_message(on, &statements).await {
             Ok(rows) => Ok(rows.last().ok_or(sqlx::Error::RowNotFound)?.try_get::<i64, _>(0)?.unsigned_abs()),
+            // A row is in use: nothing was deleted, and the next call tries again.
             Err(error) if LOCKED.contains(&number(&error)) => Ok(0),
             Err(error) => Err(error),
         }
@@ -102,13 +103,15 @@ impl LeaseTable for MysqlServer {
     async fn take(&self, on: &mut MySqlConnection, ask: &Ask, contended: bool) -> SqlResult<Taken> {
         let token = ask.token.as_bytes().as_slice();
         let mut standing = if contended { Some(self.look(on, &ask.key, token).await?) } else { None };
-        // Writing first costs one statement when the lock is free; looking first disturbs nobody when it is not.
+        // Writing first costs one statement when the lock is free; looking first disturbs no other claim when it is
+        // not.
         for _ in 0..3 {
             match standing {
                 Some(Standing::Held(holder)) => return Ok(Taken::Busy(Some(holder))),
                 Some(Standing::Kept) => return Ok(Taken::Busy(None)),
                 Some(Standing::Elsewhere) => return Ok(Taken::Elsewhere(Way::Session)),
                 Some(Standing::Missing) => match self.insert(on, ask).await {
+                    // Another claim was faster to make the row: looked at once more.
                     Err(error) if number(&error) == Some(DUPLICATE) => {}
                     other => {
                         if let Some(taken) = other? {
@@ -122,6 +125,8 @@ impl LeaseTable for MysqlServer {
                     }
                 }
             }
+            // Nothing was written, so that the row says why. Between the look and the next write it may change again,
+            // which is why this ends after a few rounds.
             standing = Some(self.look(on, &ask.key, token).await?);
         }
         Ok(Taken::Busy(None))
@@ -139,6 +144,7 @@ impl LeaseTable for MysqlServer {
         if let Some(taken) = granted(&execute(on, &self.statements.take_over, &values).await?) {
             return Ok(taken);
         }
+        // The row is looked at only where nothing could be taken over.
         Ok(match self.look(on, &ask.key, token).await? {
             Standing::Held(holder) => Taken::Busy(Some(holder)),
             Standing::Elsewhere => Taken::Elsewhere(Way::Session),
@@ -169,6 +175,7 @@ impl LeaseTable for MysqlServer {
         let left_behind = token.left_behind();
         let (ours, left_behind) = (Bytes(token.as_bytes()), Bytes(left_behind.as_bytes()));
         let (time, key) = (Number(micros(taken_for)), Bytes(bytes(key)));
+        // One value for each place in the text, in its order: the server has no numbered ones.
         let values = [time, left_behind, time, left_behind, left_behind, key, ours, left_behind];
         let done = execute(on, &self.statements.leave, &values).await?;
         let awaited = done.last_insert_id() & AWAITED > 0;
@@ -180,6 +187,7 @@ impl LeaseTable for MysqlServer {
         for lease in leases {
             by_length.entry(lease.length).or_default().push(lease);
         }
+        // One statement for each length: a lease is one value in it.
         let mut extended = 0;
         for (length, mut some) in by_length {
             // A few lengths of lists, so that the server knows the statements already.
@@ -192,7 +200,7 @@ impl LeaseTable for MysqlServer {
         if extended == leases.len() as u64 {
             return Ok(None);
         }
-        // What was extended runs on; what was not has ended, or is not ours any more.
+        // The leases that were extended run on; the others have ended, or have another holder.
         let mut all_of_them: Vec<&Lease> = leases.iter().collect();
         let count = leases.len().next_power_of_two();
         all_of_them.resize(count, &leases[0]);
@@ -268,6 +276,8 @@ impl LeaseTable for MysqlServer {
     }
 
     async fn await_release(&self, on: &mut MySqlConnection, key: &Key) -> SqlResult<bool> {
+        // The note first, which is one statement where the lock is held, and only then the question why it changed
+        // nothing.
         if execute(on, &self.statements.note, &[Bytes(bytes(key))]).await?.rows_affected() == 1 {
             return Ok(true);
         }
@@ -275,7 +285,7 @@ impl LeaseTable for MysqlServer {
     }
 }
 
-/// The keys, then the tokens.
+/// Returns the keys, then the tokens.
 fn listed<'q>(leases: &[&'q Lease]) -> impl Iterator<Item = Value<'q>> {
     let keys = leases.iter().map(|lease| Bytes(bytes(&lease.key)));
     keys.chain(leases.iter().map(|lease| Bytes(lease.token.as_bytes())))

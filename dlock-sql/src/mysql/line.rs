@@ -1,4 +1,5 @@
-//! Who waits for a lock in the order in which they came, in MariaDB and MySQL: what is added to the steps of shares.
+//! The waiters for a lock in the order in which they came, in MariaDB and MySQL: the parts that are added to the steps
+//! of shares.
 
 use std::time::Duration;
 
@@ -19,24 +20,24 @@ use crate::server::Server;
 use crate::stored::SHARED;
 use crate::text::micros;
 
-/// What is added to an attempt, in its places.
+/// The parts that are added to an attempt, in their places.
 #[derive(Default)]
 pub(super) struct Line {
-    /// What there is to be seen.
+    /// Reads the line.
     pub(super) look: Option<String>,
-    /// Whether the row of the key is taken.
+    /// The condition that the row of the key is taken.
     pub(super) is_taken: &'static str,
-    /// When it is not its turn.
+    /// The condition that it is not the claim's turn.
     pub(super) is_not_its_turn: String,
-    /// What is added to the line about the holder.
+    /// The addition to the line about the holder.
     pub(super) mark: String,
-    /// What is changed.
+    /// The changes.
     pub(super) changes: Vec<String>,
-    /// The place that it has afterwards, and how many are before it at the most.
+    /// The place that the claim has afterwards, and the largest possible number before it.
     pub(super) place: String,
 }
 
-/// The first in line of whom anything is heard, or who is `or`.
+/// Returns the first in line that was not silent for too long, or that is `or`.
 fn first(table: &str, places: &Places, what: &str, or: &str) -> String {
     let range = range(places);
     format!(
@@ -49,7 +50,7 @@ pub(super) fn range(places: &Places) -> String {
     format!("held.`key` > {} AND held.`key` < {}", literal(&places.low), literal(&places.high))
 }
 
-/// The line about the holder, with what says who is first in line.
+/// Returns the line about the holder, with the mark of the first in line.
 fn with_mark(line: &str, mark: &str) -> String {
     format!("CONCAT(LEFT({line}, {}), {mark})", LONGEST_LINE - MARK_LENGTH)
 }
@@ -135,7 +136,7 @@ impl Line {
 }
 
 impl MysqlServer {
-    /// Takes away what one has that is to have its turn: its place, or the lock. The turn goes to the next one.
+    /// Removes what a claim in line has: its place, or the lock. The turn goes to the next one.
     pub(super) async fn leave_line(
         &self,
         on: &mut MySqlConnection,
@@ -155,6 +156,7 @@ impl MysqlServer {
             turn = turn(),
             shared = literal(&SHARED),
         );
+        // Looked at before anything is deleted: the next in line is chosen without the claim that leaves.
         let statements = [
             self.lock(&key),
             look,
@@ -186,6 +188,7 @@ impl MysqlServer {
         Ok(row.try_get::<i64, _>(0)? == 1)
     }
 
+    /// Reads the line for a key as the waiter with this place finds it. Changes nothing.
     pub(super) async fn see_line(
         &self,
         on: &mut MySqlConnection,

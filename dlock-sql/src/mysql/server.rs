@@ -30,18 +30,18 @@ const MISSING: u16 = 1146;
 pub struct MysqlServer {
     table: TableName,
     pub(super) statements: MysqlStatements,
-    /// Whether grants of sessions and locked rows are counted.
+    /// Is `true` if grants of sessions and locked rows are counted.
     pub(super) fences: bool,
-    /// The server writes a log of statements.
+    /// Set once the server was seen to write a log of statements.
     logs_statements: AtomicBool,
-    /// Whether a session writes no log of statements, once that was asked.
+    /// Is `true` if a session writes no log of statements, once that was asked.
     pub(super) writes_rows: OnceLock<bool>,
-    /// How many grants were asked for.
+    /// The number of grants that were asked for.
     pub(super) asked: AtomicU64,
 }
 
 impl MysqlServer {
-    /// Whether the server was seen to write a log of statements.
+    /// Returns `true` if the server was seen to write a log of statements.
     pub(super) fn is_logged_by_statement(&self) -> bool {
         self.logs_statements.load(Ordering::Relaxed)
     }
@@ -83,8 +83,8 @@ impl Driver for MysqlServer {
 
     async fn settle(on: &mut MySqlConnection) -> SqlResult<()> {
         // Without autocommit nothing would ever be committed, and where statements are logged, InnoDB writes nothing in
-        // a weaker isolation; the others change what statements answer, or which are refused. What waits for a row does
-        // not notice that its client is gone, and would keep its session for 50 s.
+        // a weaker isolation; the others change what statements answer, or which are refused. A statement that waits
+        // for a row does not notice that its client is gone, and would keep its session for 50 s.
         let settle = "SET NAMES utf8mb4, SESSION autocommit = 1, SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
                       SESSION sql_select_limit = DEFAULT, SESSION sql_safe_updates = 0, SESSION sql_big_selects = 1, \
                       SESSION completion_type = 0, SESSION innodb_lock_wait_timeout = 2";
@@ -157,7 +157,7 @@ impl Server for MysqlServer {
 
     async fn mark(&self, on: &mut MySqlConnection) -> SqlResult<Option<String>> {
         let mark = rows(on, &self.statements.mark, &[]).await?;
-        // Before what fails on a view for reasons of its own.
+        // Before the statements that fail on a view for reasons of their own.
         check_table(on, &self.quoted()).await?;
         for statement in &self.statements.rights {
             execute(on, statement, &[]).await?;
@@ -175,6 +175,7 @@ impl Server for MysqlServer {
 
     async fn prepare(&self, on: &mut MySqlConnection) -> SqlResult<()> {
         match on.prepare(self.statements.release.clone()).await {
+            // Other programs may have used up the limit; statements are then written out when they are needed.
             Err(error) if number(&error) == Some(TOO_MANY_PREPARED) => Ok(()),
             prepared => prepared.map(drop),
         }

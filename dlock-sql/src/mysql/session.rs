@@ -1,4 +1,13 @@
 //! Locks of the sessions and transactions of MariaDB and MySQL.
+//!
+//! | what | lock on the server |
+//! |---|---|
+//! | a name | `GET_LOCK`, of the session; no readers |
+//! | a row | `FOR UPDATE`, or for readers a shared lock, of the transaction |
+//! | the turn for a name or a row | `GET_LOCK`, of the session |
+//! | a reader of a row | a row with its session, written in the transaction and never committed |
+//!
+//! A release asks for a turn by `IS_USED_LOCK`, which takes nothing.
 
 mod row_locks;
 mod statements;
@@ -58,7 +67,7 @@ pub type MysqlSessions = Sessions<ByName<MysqlServer>>;
 const IDLE_LIMITS: &str =
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('kill_idle_transaction', 'innodb_kill_idle_transaction')";
 
-/// Runs a statement that may wait for a name, and says first whether it got it.
+/// Runs a statement that may wait for a name, and returns first whether it got it.
 async fn waited(on: &mut MySqlConnection, statement: String) -> SqlResult<bool> {
     let row = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_one(on).await?;
     Ok(row.try_get::<Option<i64>, _>(0)? == Some(1))
@@ -66,9 +75,8 @@ async fn waited(on: &mut MySqlConnection, statement: String) -> SqlResult<bool> 
 
 /// Has the server end this session after so long a silence, and not before.
 async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: bool) -> SqlResult<()> {
-    // In this isolation only the row is locked, and not the place of one that is missing. What is written to a log of
-    // statements needs the other one.
-    // There each statement that touches a row begins a transaction, if none has begun.
+    // In this isolation only the row is locked, and not the place of a missing one. Rows in a log of statements need
+    // the other one. Without autocommit each statement that touches a row begins a transaction, if none has begun.
     let of_rows = if locks_rows {
         format!(
             ", SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; {IDLE_LIMITS}"
@@ -94,21 +102,21 @@ async fn keep_alive(on: &mut MySqlConnection, silence: Duration, locks_rows: boo
     Ok(())
 }
 
-/// Whether a limit of so many seconds ends what is idle for less than `silence`. No limit is 0.
+/// Returns `true` if a limit of so many seconds ends sessions that are idle for less than `silence`. No limit is 0.
 fn is_sooner(seconds: &str, silence: Duration) -> bool {
     seconds.parse().is_ok_and(|seconds: u64| (1..silence.as_secs()).contains(&seconds))
 }
 
 async fn kill(on: &mut MySqlConnection, what: &str, session: i64) -> SqlResult<()> {
     match sqlx::raw_sql(AssertSqlSafe(format!("KILL {what} {session}"))).execute(on).await {
-        // It has ended already.
+        // The session has ended already.
         Err(error) if number(&error) == Some(1094) => Ok(()),
         outcome => outcome.map(drop),
     }
 }
 
-/// The row that a statement answers. Nothing is prepared, for which the server may have no room: a release that failed
-/// would be the end of all locks on the connection.
+/// Returns the row that a statement answers. Nothing is prepared, for which the server may have no room: a release that
+/// failed would be the end of all locks on the connection.
 async fn one(on: &mut MySqlConnection, statement: String) -> SqlResult<Option<MySqlRow>> {
     sqlx::raw_sql(AssertSqlSafe(statement)).fetch_optional(on).await
 }
@@ -116,10 +124,10 @@ async fn one(on: &mut MySqlConnection, statement: String) -> SqlResult<Option<My
 /// Ends the transaction, and has the next ones in an isolation in which servers that log statements lock and write.
 const STRICTER: &str = "ROLLBACK; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ";
 
-/// How many names are looked up in one statement.
+/// The number of names that are looked up in one statement.
 const AT_ONCE: usize = 500;
 
-/// Somebody has it; who, if the row with the fence says so.
+/// Reads the holder, as far as the row with the fence names it.
 fn holder(row: &MySqlRow) -> SqlResult<Holder> {
     let text = row.try_get::<Option<Vec<u8>>, _>(1)?.unwrap_or_default();
     let mut holder = holder_of(&String::from_utf8_lossy(&text));
@@ -128,10 +136,11 @@ fn holder(row: &MySqlRow) -> SqlResult<Holder> {
 }
 
 impl MysqlServer {
-    /// Takes one lock, with its fence, in one message: the server asks for the lock when it has found the row. Nothing
-    /// when that did not do; then nothing was taken.
+    /// Takes one lock, with its fence, in one message: the server asks for the lock when it has found the row. Returns
+    /// `None` when that could not be done; then nothing was taken.
     ///
-    /// Not where a log of statements is written: a replica that carried this one out again would ask for the lock, too.
+    /// Not where a log of statements is written: a replica that carried the statement out again would ask for the lock,
+    /// too.
     async fn take_name(
         &self,
         on: &mut MySqlConnection,
@@ -146,7 +155,10 @@ impl MysqlServer {
             "{} AND {WRITES_ROWS} AND CONNECTION_ID() = {session} AND GET_LOCK('{name}', 0) = 1",
             counting(&table, wanted, &session.to_string(), ending, Way::Session)
         );
+        // `GET_LOCK` stands last in the condition, and a grant is known by the row that was written. A server that asks
+        // for the lock earlier, and then writes nothing, is found out below.
         let done = sqlx::raw_sql(AssertSqlSafe(take)).execute(&mut *on).await?;
+        // The fence alone is the answer, and its ending says that it is that to this statement.
         if let Some(fence) = ending.check(counted(&done))? {
             return Ok(Some((session, Taken::Granted(Some(fence)))));
         }
@@ -159,20 +171,21 @@ impl MysqlServer {
         let answers: i64 = row.try_get(2)?;
         Ok(match row.try_get::<Option<i64>, _>(3)? {
             _ if answers != session => Some((answers, Taken::Busy(None))),
-            // It has asked for the lock before it found no row, or one that is not of sessions.
+            // The session has asked for the lock before it found no row, or a row that is not of sessions.
             Some(owner) if owner == session => Some((session, Taken::Uncounted)),
             Some(_) => Some((session, Taken::Busy(Some(Box::new(holder(&row)?))))),
-            // There is no row, or somebody has just released the lock.
+            // There is no row, or another session has just released the lock.
             None => None,
         })
     }
 
-    /// That of the next question.
+    /// Returns the ending of the next question.
     fn ending(&self) -> Ending {
         Ending::of(self.asked.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// See [`WRITES_ROWS`]. The server is asked once; each statement that relies on it looks for itself.
+    /// Returns whether [`WRITES_ROWS`] holds. The server is asked once; each statement that relies on it looks for
+    /// itself.
     async fn writes_rows(&self, on: &mut MySqlConnection) -> SqlResult<bool> {
         if let Some(writes_rows) = self.writes_rows.get() {
             return Ok(*writes_rows);
@@ -186,13 +199,14 @@ impl MysqlServer {
         Ok(*self.writes_rows.get_or_init(|| writes_rows))
     }
 
-    /// Where all are to be had, two short answers each say so.
+    /// Takes names. If all are to be had, two short answers each say so.
     async fn take_names(
         &self,
         on: &mut MySqlConnection,
         session: i64,
         wanted: &[Wanted],
     ) -> SqlResult<(i64, Vec<Taken>)> {
+        // One alone has a shorter way, unless its row is missing.
         if let [one] = wanted
             && let Some((session, taken)) = self.take_name(on, session, one).await?
         {
@@ -205,6 +219,7 @@ impl MysqlServer {
             all().map(|(n, wanted)| taking(&table, wanted, n, &text, ending)).collect();
         let done = sqlx::raw_sql(AssertSqlSafe(scripts.join("; "))).fetch_many(&mut *on);
         let done: Vec<_> = done.try_filter_map(|part| ready(Ok(part.left()))).try_collect().await?;
+        // Three statements for each name, of which the last one counts.
         let counted: Vec<Option<Fence>> = done
             .iter()
             .skip(2)
@@ -217,6 +232,7 @@ impl MysqlServer {
         if counted.iter().all(Option::is_some) {
             return Ok((session, counted.into_iter().map(Taken::Granted).collect()));
         }
+        // Only where some names were refused, or their rows are missing, is each of them asked about.
         let scripts: Vec<String> = all().map(|(n, wanted)| asking(&table, wanted, n)).collect();
         let rows = sqlx::raw_sql(AssertSqlSafe(scripts.join("; "))).fetch_all(&mut *on).await?;
         if rows.len() != wanted.len() {
@@ -236,14 +252,14 @@ impl MysqlServer {
         Ok((answers, taken))
     }
 
-    /// The same, and counts nothing.
+    /// Takes names, and counts nothing.
     async fn take_only(&self, on: &mut MySqlConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let get = |wanted: &Wanted| format!(", CAST(GET_LOCK('{}', 0) AS SIGNED)", name_of(&wanted.name));
         let names: String = wanted.iter().map(|wanted| name_of(&wanted.name)).collect();
         let get: String = wanted.iter().map(get).collect();
         let get = format!("SELECT {SESSION}{get}, CAST('{names}' AS BINARY)");
         let row = sqlx::raw_sql(AssertSqlSafe(get)).fetch_one(on).await?;
-        // The answer is that to this question.
+        // The answer must be that to this question.
         if row.try_get::<&[u8], _>(wanted.len() + 1)? != names.as_bytes() {
             return Err(misplaced());
         }
@@ -297,6 +313,7 @@ impl SessionServer for MysqlServer {
 
     async fn lock_row(&self, on: &mut MySqlConnection, wanted: &Wanted, _: bool) -> SqlResult<(i64, Found)> {
         let name = &wanted.name;
+        // `NOWAIT`: that the row is locked is an answer. Waiting is for the connections of the queue.
         let statements = format!(
             "SELECT {SESSION}, `key` FROM {} WHERE `key` = X'{}' {} NOWAIT",
             self.quoted(),
@@ -304,6 +321,8 @@ impl SessionServer for MysqlServer {
             row_lock(name.is_read())
         );
         let mut locked = sqlx::raw_sql(AssertSqlSafe(statements.clone())).fetch_all(&mut *on).await;
+        // The server has refused the isolation, and locked nothing: once more in the stricter one, which the session
+        // keeps.
         if matches!(&locked, Err(error) if number(error) == Some(UNLOGGED)) {
             sqlx::raw_sql(STRICTER).execute(&mut *on).await?;
             locked = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut *on).await;
@@ -316,11 +335,14 @@ impl SessionServer for MysqlServer {
             },
             Err(error) if LOCKED.contains(&number(&error)) => true,
             Err(error @ sqlx::Error::Database(_)) => {
+                // The transaction keeps nothing, but would stay open.
                 sqlx::raw_sql("ROLLBACK").execute(on).await?;
                 return Err(error);
             }
             Err(error) => return Err(error),
         };
+        // The first commit ends the transaction of the attempt, so that the holder is that of this moment; the second
+        // ends that of the look.
         let statements = format!(
             "COMMIT; SELECT held.fence, held.holder, {SESSION}
             FROM (SELECT 1) AS one LEFT JOIN {} AS held ON held.`key` = X'{}'; COMMIT",
@@ -339,8 +361,8 @@ impl SessionServer for MysqlServer {
         if one(on, there).await?.is_some() {
             return Ok(false);
         }
-        // Never pruned, since that could take it from under a lock.
-        // One that was made and locked since then is waited for, as briefly as these servers allow.
+        // Never pruned, since that could take it from under a lock. A row that was made and locked since the look is
+        // waited for, as briefly as these servers allow.
         let statements = format!(
             "SET @dlock_patience = @@SESSION.innodb_lock_wait_timeout; SET SESSION innodb_lock_wait_timeout = 1;
             INSERT IGNORE INTO {} (`key`, fence, expires, holder) VALUES (X'{}', 0, 9223372036854775807, X'')",
@@ -348,6 +370,7 @@ impl SessionServer for MysqlServer {
             hex(&name.row)
         );
         let made = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *on).await;
+        // Set back before the outcome is looked at: the connection goes to other requests.
         let restored =
             sqlx::raw_sql("SET SESSION innodb_lock_wait_timeout = @dlock_patience").execute(on).await;
         let made = match made {
@@ -378,6 +401,8 @@ impl SessionServer for MysqlServer {
     ) -> SqlResult<Result<Fence, Way>> {
         let ending = self.ending();
         let mut count = counting(&self.quoted(), wanted, &session.to_string(), ending, way);
+        // A name was taken by a statement that would have counted it, so that only a move is left, in the session that
+        // has it. For a row the count without a move comes first.
         if way == Way::Session {
             count.push_str(&format!(" AND CONNECTION_ID() = {session}"));
         } else {
@@ -386,6 +411,7 @@ impl SessionServer for MysqlServer {
                 return Ok(Ok(fence));
             }
         }
+        // The count did not find the key in this way: it is moved, and counted in the same transaction.
         let counted = self.move_to(on, &wanted.name, way, Some(count)).await?;
         counted.map_or_else(
             |theirs| Ok(Err(theirs)),
@@ -393,8 +419,8 @@ impl SessionServer for MysqlServer {
         )
     }
 
-    // What a reader writes is not committed: it ends with the transaction that has locked the row. The row is that of
-    // the session: one of a session that is about to end is in nobody's way.
+    // A reader's row is not committed: it ends with the transaction that has locked the row. The row is that of the
+    // session: one of a session that is about to end is in the way of no other.
     async fn confirm(
         &self,
         on: &mut MySqlConnection,
@@ -431,7 +457,7 @@ impl Strategy for ByName<MysqlServer> {
     const WAY: Way = Way::Session;
     const SHARED: bool = true;
     const TAKES_AT_ONCE: bool = true;
-    // The server has no such names.
+    // The server has no names for readers.
     const READS: bool = false;
     const DOWNGRADES: bool = false;
 
@@ -467,6 +493,7 @@ impl Strategy for ByName<MysqlServer> {
     }
 
     async fn wait(_: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<bool> {
+        // Got and released in one statement: the name is had for a moment only.
         let (name, limit) = (name_of(name), TURN.as_secs());
         waited(on, format!("SELECT CAST(GET_LOCK('{name}', {limit}) AS SIGNED), RELEASE_LOCK('{name}')"))
             .await
@@ -487,6 +514,7 @@ impl Strategy for ByName<MysqlServer> {
 
     async fn held(server: &MysqlServer, on: &mut MySqlConnection) -> SqlResult<Vec<(Key, Holder)>> {
         let place = server.place();
+        // By pages, and the locks of each page in one question: no statement lists the names that sessions have.
         let page = |after: &[u8]| {
             format!(
                 "SELECT fence, holder, `key`, token FROM {} WHERE `key` > {} ORDER BY `key` LIMIT {AT_ONCE}",

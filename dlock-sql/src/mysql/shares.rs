@@ -1,7 +1,7 @@
-//! What several hold at a time, in MariaDB and MySQL.
+//! Locks that several hold at a time, in MariaDB and MySQL.
 //!
 //! Each step is one message of several statements, a transaction, which the server carries out to its end: the first
-//! statement locks the row of the key, and the next sees what stands there since then. What it finds is kept in
+//! statement locks the row of the key, and the next sees what stands there since then. Its results are kept in
 //! variables of the session, whose names begin with `dlock`, for the statements that follow.
 
 use std::collections::{HashMap, HashSet};
@@ -30,27 +30,27 @@ use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::micros;
 use crate::way::{ELSEWHERE, HELD_ELSEWHERE};
 
-/// The rows of all who have a share at this moment, as `held`.
+/// Returns the condition for the rows of all shares at this moment, as `held`.
 pub(super) fn shares(beside: &Beside) -> String {
     let (from, to) = (literal(&beside.preferred), literal(&beside.beyond));
     format!("held.`key` > {from} AND held.`key` < {to} AND held.expires > {NOW}")
 }
 
-/// `sql_safe_updates` refuses what is deleted by names that were looked up, and a connection of a pool keeps
-/// the value that it had.
+/// The setting that allows deleting rows by names that were looked up, which `sql_safe_updates` refuses. A connection
+/// of a pool keeps the value that it had.
 const UNSAFE: &str = "SET @dlock_safe = @@SESSION.sql_safe_updates, SESSION sql_safe_updates = 0";
 const AS_BEFORE: &str = "SET SESSION sql_safe_updates = @dlock_safe";
 
 impl MysqlServer {
-    /// Carries out a step, and gives the rows of all its questions.
+    /// Carries out a step, and returns the rows of all its questions.
     pub(super) async fn in_one_message(
         &self,
         on: &mut MySqlConnection,
         statements: &[String],
     ) -> SqlResult<Vec<MySqlRow>> {
         loop {
-            // Only the rows are locked, and not the places of some that are missing. What is written to a log of
-            // statements needs the other isolation.
+            // Only the rows are locked, and not the places of some that are missing. Rows in a log of statements need
+            // the other isolation.
             let is_logged = self.is_logged_by_statement();
             let isolation = if is_logged { "REPEATABLE READ" } else { "READ COMMITTED" };
             let message = format!(
@@ -60,12 +60,14 @@ impl MysqlServer {
             );
             match sqlx::raw_sql(AssertSqlSafe(message)).fetch_all(&mut *on).await {
                 Err(error @ sqlx::Error::Database(_)) => {
-                    // Whatever `completion_type` says: a connection of a pool must not go back inside of a transaction.
+                    // Whatever `completion_type` says: a connection of a pool must not go back with a transaction open.
                     let undo = format!("ROLLBACK AND NO CHAIN NO RELEASE; {AS_BEFORE}");
                     sqlx::raw_sql(AssertSqlSafe(undo)).execute(&mut *on).await?;
                     if is_logged || number(&error) != Some(UNLOGGED) {
                         return Err(error);
                     }
+                    // Refused for its isolation, the step has changed nothing: once more in the other one, which all
+                    // that follow take at once.
                     self.note_log_of_statements();
                 }
                 rows => return rows,
@@ -89,6 +91,7 @@ impl MysqlServer {
             permits = permits("main"),
             shares = shares(&beside),
         );
+        // Looked at after the lock and before the deletions: `@dlock_last` and `@dlock_next` are those that are left.
         let statements = [
             self.lock(&key),
             look,
@@ -104,7 +107,7 @@ impl MysqlServer {
                     holder = IF({turns}, {mark_of_next}, holder)
                 WHERE `key` = {key} AND (token = {token} OR @dlock_several AND @dlock_own)",
                 micros(PERMITS_REMEMBERED),
-                // The last of those who read leaves it to those in line.
+                // The last reader leaves it to those in line.
                 turns = "(@dlock_several AND @dlock_permits = 0 AND @dlock_last IS NULL AND @dlock_next IS NOT NULL)",
                 mark_of_next = mark_of("UNHEX(@dlock_next)"),
                 wanted = is_wanted(""),
@@ -133,6 +136,7 @@ impl ShareTable for MysqlServer {
         let (of, take, fences) = (ask.of(), ask.mode.taken(), ask.fences);
         let (lease, preference) = (micros(ask.lease), micros(PREFERENCE));
         let shared = literal(&SHARED);
+        // Makes the row of a key that has none, from the highest fence of what was pruned, and locks it in any case.
         let lock = format!(
             "INSERT INTO {table} (`key`, token, fence, expires, holder)
             SELECT {key}, NULL, COALESCE(MAX(mark.fence), 0), 0, X'' FROM {table} AS mark WHERE mark.`key` = X''
@@ -145,15 +149,17 @@ impl ShareTable for MysqlServer {
         };
         let (is_semaphore, is_alone_too) = (of > 0, if is_alone { "is_mine" } else { "FALSE" });
         let Line { look, is_taken, is_not_its_turn, mark, changes, place } = Line::of_attempt(&table, ask);
-        // Whose turn it is, is said by the line alone; what takes over asks for no turn.
+        // The line alone says whose turn it is; a take-over asks for no turn.
         let has_no_turn = if ask.stand.is_some() || ask.takes_over.is_some() { "FALSE" } else { "TRUE" };
         let takes_over = if ask.takes_over.is_some() { "TRUE" } else { "FALSE" };
-        // What is taken over stands there as ours by now, or there is nothing to take. A preference ends with a grant
-        // to one alone, also by the statement that knows nothing of it: the line about the last grant tells.
+        // By now, what is taken over is the claim's own, or there is nothing to take. A preference ends with a grant to
+        // one alone, also by the statement that knows nothing of it: the line about the last grant shows that.
         let (free, other_number, is_shown, has_it) = match ask.takes_over {
             Some(_) => (BUSY, format!("(permits > 0) <> ({of} > 0)"), "AND @dlock_is_held", "FALSE"),
             None => (GRANTED, format!("permits <> {of}"), "", "own IS NOT NULL"),
         };
+        // Judged once, into a variable; all changes that follow depend on that alone, and not on rows that the ones
+        // before have changed.
         let judge = format!(
             "SELECT now, several, permits, since, last, CASE
                     WHEN {is_taken} AND NOT several THEN IF({is_semaphore}, {CONFLICT}, IF({is_alone_too}, {ADOPTED}, {BUSY}))
@@ -217,7 +223,7 @@ impl ShareTable for MysqlServer {
                 holder = VALUES(holder)",
             text(&ask.share)
         );
-        // What is looked for is not locked by that.
+        // The rows that are looked for are not locked by that.
         let clear = format!(
             "DELETE held FROM {table} AS held JOIN (SELECT old.`key` AS name FROM {table} AS old
                 WHERE old.`key` > {preferred} AND old.`key` < {} AND old.`key` <> {own}
@@ -243,11 +249,14 @@ impl ShareTable for MysqlServer {
                 ORDER BY held.expires LIMIT 1) AS found ON TRUE",
             shares(&beside)
         );
-        // What an earlier step of this connection came to is no answer to this one.
+        // The result of an earlier step of this connection is no answer to this one.
+        // In this order: the row is locked, a share that was left is moved, the line is read, and only then is it
+        // judged.
         let mut statements = vec!["SET @dlock_came_to = NULL".to_owned(), lock];
         statements.extend(ask.takes_over.iter().flat_map(|left| self.move_share(ask, left)));
         statements.extend(look);
         statements.extend([judge, change]);
+        // Each statement takes time while the row is locked: those that this attempt cannot need are left out.
         if !is_alone {
             statements.push(share);
         }
@@ -255,6 +264,8 @@ impl ShareTable for MysqlServer {
         if ask.prefers {
             statements.push(prefer);
         }
+        // A grant needs no look at the rest; of the other verdicts the row of another way comes first, since it looks
+        // like a lock that is held.
         statements.extend(changes);
         statements.push(answer);
         let rows = self.in_one_message(on, &statements).await?;
@@ -270,6 +281,7 @@ impl ShareTable for MysqlServer {
             CONFLICT if several => ShareTaken::Conflict(stored::several(permits)),
             CONFLICT => ShareTaken::Conflict(Mode::Exclusive),
             _ => {
+                // Of several holders the one whose share ends first, as that is when there may be room.
                 let found = match row.try_get::<Option<i64>, _>(6)? {
                     None => None,
                     Some(_) if several => Some(share_of(row, 6, permits)?),
@@ -312,13 +324,14 @@ impl ShareTable for MysqlServer {
     ) -> SqlResult<Option<HashSet<usize>>> {
         let (table, shared) = (self.quoted(), literal(&SHARED));
         let mains: Vec<_> = leases.iter().map(|lease| literal(bytes(&lease.key))).collect();
-        // In the order of the index, so that those who renew different ones of the same do not wait for each other in
-        // a circle.
+        // In the order of the index, so that renewals of different shares of one key do not wait for each other in a
+        // circle.
         let mut statements = vec![format!(
             "SELECT COUNT(*) INTO @dlock_count FROM {table} FORCE INDEX (PRIMARY)
             WHERE `key` IN ({}) AND token = {shared} FOR UPDATE",
             mains.join(", ")
         )];
+        // One statement for each pair of lengths, which are written into it.
         let mut by_length: HashMap<(Duration, Duration), Vec<usize>> = HashMap::new();
         for (place, lease) in leases.iter().enumerate() {
             by_length.entry((lease.length, kept(lease.mode, lease.length))).or_default().push(place);
@@ -343,6 +356,7 @@ impl ShareTable for MysqlServer {
             ));
             found.push(format!("SELECT held.token FROM {held} WHERE {is_ours}"));
         }
+        // The questions come after all changes, in the same transaction: they are answered as of the changes.
         statements.extend(found);
         let rows = self.in_one_message(on, &statements).await?;
         let ours = rows.iter().map(|row| row.try_get::<Vec<u8>, _>(0)).collect::<SqlResult<HashSet<_>>>()?;
@@ -373,6 +387,7 @@ impl ShareTable for MysqlServer {
             LEFT JOIN {table} AS own ON own.`key` = {own} AND own.token = {token} AND own.expires > {NOW}"
         );
         let line = unmarked("");
+        // If the lock was held alone, all rows beside it are of earlier holders: they go before the share is made.
         let statements = [
             self.lock(&key),
             look,
@@ -480,7 +495,7 @@ impl ShareTable for MysqlServer {
     }
 }
 
-/// One of several, by fence, remaining time and description from this column on.
+/// Reads one of several holders, by fence, remaining time and description from this column on.
 fn share_of(row: &MySqlRow, from: usize, permits: u32) -> SqlResult<Holder> {
     let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
     let line: &[u8] = row.try_get(from + 2)?;

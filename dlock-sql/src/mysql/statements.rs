@@ -30,16 +30,16 @@ pub(super) struct MysqlStatements {
     pub(super) take_over: SqlStr,
     /// key, token, fences, lease, holder: makes the row of a key that has none; the last fence is the last insert id.
     pub(super) insert: SqlStr,
-    /// token, key: whether somebody else has it, or it is kept for those in line (null: no row), fence, remaining us,
-    /// holder, whether statements commit, whether anybody has it.
+    /// token, key: whether another claim has it, or it is kept for those in line (null: no row), fence, remaining us,
+    /// holder, whether statements commit, whether it is held at all.
     pub(super) look: SqlStr,
-    /// key, token: the last insert id has [`RUNNING`] where the lease was still running, and [`AWAITED`] where somebody
+    /// key, token: the last insert id has [`RUNNING`] where the lease was still running, and [`AWAITED`] where a claim
     /// waits.
     pub(super) release: SqlStr,
     /// us, the token left behind, us, the token left behind, twice, key, token, the token left behind: the last insert
     /// id as of `release`.
     pub(super) leave: SqlStr,
-    /// key: notes with the lock that somebody waits.
+    /// key: notes with the lock that a claim waits.
     pub(super) note: SqlStr,
     /// after key: key, fence, remaining us, holder of some.
     pub(super) list: SqlStr,
@@ -51,9 +51,9 @@ pub(super) struct MysqlStatements {
     pub(super) old: SqlStr,
     /// fence: keeps it in the mark.
     pub(super) keep: SqlStr,
-    /// The mark.
+    /// Reads the mark.
     pub(super) mark: SqlStr,
-    /// Change nothing, and fail without the right to change.
+    /// Changes nothing, and fails without the right to change.
     pub(super) rights: [SqlStr; 2],
     table: String,
 }
@@ -61,25 +61,25 @@ pub(super) struct MysqlStatements {
 /// The server's time in microseconds.
 pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-/// How many bytes of the digest of a name are in a name.
+/// The number of bytes of the digest of a name in a name.
 pub(super) const DIGEST: usize = 24;
 
-/// What a release says.
+/// The bits of the answer to a release.
 pub(super) const RUNNING: u64 = 1;
 pub(super) const AWAITED: u64 = 2;
-/// So many bytes of a line are stored.
+/// The number of bytes of a line that are stored.
 pub(super) const LONGEST_LINE: usize = 2048;
 
-/// What a waiter in line adds to the line about the holder of a row has so many bytes: the token of the first in line,
-/// and what every waiter adds.
+/// The number of bytes that a waiter in line adds to the line about the holder of a row: the token of the first in
+/// line, and what every waiter adds.
 pub(super) const MARK_LENGTH: usize = IN_LINE.len() + 34 + stored::AWAITED.len();
 
-/// Whether somebody stands in line for the key of this row; in any case for a row of [`TURN`].
+/// Returns the condition that a claim stands in line for the key of this row; it holds for every row of [`TURN`].
 pub(super) fn is_wanted(row: &str) -> String {
     format!("SUBSTRING({row}holder, -{MARK_LENGTH}, {}) = ' {IN_LINE}='", IN_LINE.len() + 2)
 }
 
-/// The line about the holder of this row without what waiters have added.
+/// Returns the line about the holder of this row without the additions of waiters.
 pub(super) fn unmarked(row: &str) -> String {
     let awaited = stored::AWAITED;
     format!(
@@ -90,22 +90,22 @@ pub(super) fn unmarked(row: &str) -> String {
     )
 }
 
-/// The end of the line about the holder of a row for which this token is the first in line.
+/// Returns the end of the line about the holder of a row for which this token is the first in line.
 pub(super) fn mark_of(token: &str) -> String {
     format!("CONCAT(' {IN_LINE}=', LOWER(HEX({token})), '{}')", stored::AWAITED)
 }
 
-/// The token [`TURN`].
+/// Returns the token [`TURN`].
 pub(super) fn turn() -> String {
     literal(&TURN)
 }
 
-/// For how many microseconds a row is kept for those in line.
+/// Returns the microseconds for which a row is kept for those in line.
 pub(super) const fn kept_for_line() -> u128 {
     KEPT_FOR_LINE.as_micros()
 }
 
-/// Whether a row is not to be had: somebody has it, or it is kept for those in line.
+/// Returns the condition that a row is not to be had: it is held, or kept for those in line.
 pub(super) fn is_barred(row: &str) -> String {
     let (wanted, turn, kept) = (is_wanted(row), turn(), kept_for_line());
     format!(
@@ -113,7 +113,7 @@ pub(super) fn is_barred(row: &str) -> String {
     )
 }
 
-/// Whether somebody has a row.
+/// Returns the condition that a row is held.
 fn is_taken() -> String {
     format!("{} AND token NOT IN ({}, {})", is_held(), turn(), literal(&ELSEWHERE))
 }
@@ -134,9 +134,9 @@ impl MysqlStatements {
             ))
         };
         Self {
-            // Assignments are made from left to right. One that finds its own lock and reserves several fences was
-            // overtaken by a later one: the line about the holder is the later one's. The id has no sign, and a fence
-            // below zero that somebody has written stays one.
+            // Assignments are made from left to right. An attempt that finds its own lock and reserves several fences
+            // was overtaken by a later attempt, whose line about the holder is kept. The id has no sign, and a fence
+            // below zero that another program has written stays one.
             take: sql(format!(
                 "UPDATE {table} SET
                     fence = CAST(LAST_INSERT_ID(IF(token = ? AND expires > {NOW}, fence, GREATEST(fence + ?, {NOW} + ? - 1)))
@@ -144,7 +144,7 @@ impl MysqlStatements {
                     holder = IF(token = ? AND expires > {NOW} AND ? > 1, holder, ?), token = ?, expires = {NOW} + ?
                 WHERE `key` = ? AND (token = ? OR NOT {is_barred}) AND @@SESSION.autocommit"
             )),
-            // What waiters have added to the line stays.
+            // The additions of waiters to the line stay.
             take_over: sql(format!(
                 "UPDATE {table} SET
                     fence = CAST(LAST_INSERT_ID(IF(token = ?, fence, GREATEST(fence + 1, {NOW}))) AS SIGNED),
@@ -190,7 +190,7 @@ impl MysqlStatements {
             )),
             force: force(""),
             force_of: force("AND token = ? AND fence = ?"),
-            // Read without locks. What keeps locks by sessions and transactions is deleted row by row.
+            // Read without locks. The rows by which sessions and transactions keep locks are deleted one by one.
             old: sql(format!(
                 "SELECT `key`, fence FROM {table} WHERE `key` > COALESCE(?, X'') AND (`key` < X'FE' AND {is_old}
                     OR `key` >= X'FF' AND fence <= {NOW} - ? AND IS_USED_LOCK({}) IS NULL)
@@ -212,8 +212,9 @@ impl MysqlStatements {
         }
     }
 
-    /// lease, keys, tokens, `count` of each: extends what is ours. A token stands in the row of its own key only. The
-    /// index is named, since a server that read the whole of a small table would wait for rows that others keep locked.
+    /// lease, keys, tokens, `count` of each: extends the leases that are still in place. A token stands in the row of
+    /// its own key only. The index is named, since a server that read the whole of a small table would wait for rows
+    /// that others keep locked.
     pub(super) fn renew(&self, count: usize) -> SqlStr {
         let list = places(count);
         sql(format!(
@@ -229,8 +230,9 @@ impl MysqlStatements {
         sql(format!("DELETE FROM {table} WHERE fence <= ? AND {} AND `key` IN ({list})", is_old()))
     }
 
-    /// keys, tokens, `count` of each: the tokens of what is ours. It decides what is lost: a proxy that sends what only
-    /// reads to replicas, which may lag behind, sends this to the primary. The index is named as in `renew`.
+    /// keys, tokens, `count` of each: the tokens of the leases that are still in place. It decides what is lost: a
+    /// proxy that sends statements that only read to replicas, which may lag behind, sends this to the primary. The
+    /// index is named as in `renew`.
     pub(super) fn ours(&self, count: usize) -> SqlStr {
         let list = places(count);
         sql(format!(
@@ -241,30 +243,30 @@ impl MysqlStatements {
     }
 }
 
-/// The table among all that a name may be of. Some servers ignore the case of these names; elsewhere two such tables
-/// only wait for each other.
+/// Returns the table, among all that a name may be of. Some servers ignore the case of these names; elsewhere two such
+/// tables only wait for each other.
 pub(super) fn place(table: &TableName) -> String {
     table.quoted('`').to_lowercase()
 }
 
-/// The name of the row with the fence that a statement looks at.
+/// Returns the name of the row with the fence that a statement looks at.
 pub(super) fn name_in_sql(place: &str) -> String {
     let (prefix, key) = (hex(&Name::prefix(place)), "SUBSTRING(`key`, 2)");
     let input = format!("CONCAT(X'{prefix}', UNHEX(LPAD(HEX(LENGTH({key})), 16, '0')), {key})");
     format!("CONCAT('dlock:', LEFT(SHA2({input}, 256), {}))", DIGEST * 2)
 }
 
-/// What is left of a line for what is added to it.
+/// The part of a line that is free for additions to it.
 pub(super) const SPARE: usize = 96;
 
-/// The words of an attempt for the statements.
+/// The verdicts on an attempt, as numbers in the statements.
 pub(super) const GRANTED: i64 = 1;
 pub(super) const ADOPTED: i64 = 2;
 pub(super) const BUSY: i64 = 3;
 pub(super) const KEPT_OUT: i64 = 4;
 pub(super) const CONFLICT: i64 = 5;
 
-/// How many permits the row `of` says there are.
+/// Returns the number of permits by the row `of`.
 pub(super) fn permits(of: &str) -> String {
     format!(
         "IF(LOCATE(' {SEVERAL}=', {of}.holder) = 0, 0, CAST(SUBSTRING_INDEX(SUBSTRING_INDEX({of}.holder, ' {SEVERAL}=', -1), \

@@ -1,4 +1,4 @@
-//! Whether a table is one that locks can be kept in.
+//! The check that locks can be kept in a table.
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
@@ -34,7 +34,7 @@ fn engine(created: &str) -> Option<&'static str> {
     is_refused.then_some(UNTRANSACTED)
 }
 
-/// What is wrong with keys and tokens, which are bytes, and with the index that gives each key one row.
+/// Returns the refusal of keys and tokens that are no bytes, or of an index that does not give each key one row.
 fn shape(created: &str) -> Option<&'static str> {
     if !created.starts_with("CREATE TABLE") {
         return Some(VIEW);
@@ -57,7 +57,7 @@ fn shape(created: &str) -> Option<&'static str> {
     (!has_key).then_some(UNKEYED)
 }
 
-/// The database that a connection is in.
+/// Returns the database that a connection is in.
 pub(super) async fn current(on: &mut MySqlConnection) -> SqlResult<Option<String>> {
     let row = sqlx::raw_sql("SELECT CAST(DATABASE() AS BINARY)").fetch_one(on).await?;
     let name: Option<Vec<u8>> = row.try_get(0)?;
@@ -75,7 +75,7 @@ pub(super) async fn enter_again(on: &mut MySqlConnection) -> SqlResult<()> {
 mod tests {
     use super::*;
 
-    /// As the server says it.
+    /// Returns the table as the server shows it.
     fn table(key: &str, token: &str, index: &str) -> String {
         format!(
             "CREATE TABLE `dlock` (\n  `key` {key} NOT NULL,\n  `token` {token} DEFAULT NULL,\n  `fence` bigint(20) NOT \

@@ -26,12 +26,12 @@ fn bound<'q>(statement: &SqlStr, values: &[Value<'q>]) -> Query<'q, MySql, MySql
     })
 }
 
-/// Bytes as they stand in a statement.
+/// Returns bytes as they are written into a statement.
 pub(super) fn literal(bytes: &[u8]) -> String {
     format!("X'{}'", hex(bytes))
 }
 
-/// The statement with its values in the places of `?`. Nothing of a value itself is in it but digits.
+/// Returns the statement with its values in the places of `?`. Nothing of a value itself is in it but digits.
 fn written_into(statement: &str, values: &[Value<'_>]) -> String {
     let mut parts = statement.split('?');
     let mut text = parts.next().unwrap_or_default().to_owned();
@@ -49,7 +49,7 @@ fn unprepared(statement: &SqlStr, values: &[Value<'_>]) -> RawSql {
     sqlx::raw_sql(AssertSqlSafe(written_into(statement.as_str(), values)))
 }
 
-/// The rows that a statement answers.
+/// Returns the rows that a statement answers.
 pub(super) async fn rows(
     on: &mut MySqlConnection,
     statement: &SqlStr,
@@ -63,7 +63,7 @@ pub(super) async fn rows(
     }
 }
 
-/// What a statement changes.
+/// Carries out a statement that changes rows.
 pub(super) async fn execute(
     on: &mut MySqlConnection,
     statement: &SqlStr,

@@ -1,4 +1,4 @@
-//! What PostgreSQL answers.
+//! The answers of PostgreSQL.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::protocol::{Released, SqlResult, Taken};
 use crate::stored::{self, TURN};
 use crate::way::{HELD_ELSEWHERE, Way};
 
-/// When to ask again for a row that is kept for those in line after its lease.
+/// The pause before the next question about a row that is kept for those in line after its lease.
 const KEPT_BEYOND: Duration = Duration::from_millis(50);
 
-/// The holder by fence, remaining time and description from this column on.
+/// Reads the holder by fence, remaining time and description from this column on.
 pub(super) fn holder(row: &PgRow, from: usize) -> SqlResult<Holder> {
     let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
     Ok(stored::holder(row.try_get(from + 2)?, row.try_get(from)?, left))
 }
 
-/// What an attempt came to: the holder from this column on, of which a grant has only the fence.
+/// Reads the answer to an attempt: the holder from this column on, of which a grant has only the fence.
 pub(super) fn taken(row: &PgRow, from: usize) -> SqlResult<Taken> {
     if row.try_get::<Option<i64>, _>(from + 1)?.is_some() {
-        // Nobody has what is kept for those in line.
+        // A row that is kept for those in line has no holder.
         if row.try_get::<Option<&[u8]>, _>(from + 3)? == Some(TURN.as_slice()) {
             return Ok(Taken::Busy(None));
         }
@@ -30,19 +30,19 @@ pub(super) fn taken(row: &PgRow, from: usize) -> SqlResult<Taken> {
             return Ok(Taken::Elsewhere(Way::Session));
         }
         let mut holder = holder(row, from)?;
-        // Its lease may have ended, and it is kept for those in line: they ask soon.
+        // The lease may have ended, and the row is kept for those in line: they ask soon.
         holder.expires_in = holder.expires_in.map(|left| if left.is_zero() { KEPT_BEYOND } else { left });
         return Ok(Taken::Busy(Some(Box::new(holder))));
     }
     Ok(Taken::Granted(stored::fence(row.try_get(from)?)))
 }
 
-/// What a release found, from this column on.
+/// Reads the answer to a release, from this column on.
 pub(super) fn released(row: &PgRow, from: usize) -> SqlResult<Released> {
     Ok(Released { running: row.try_get(from)?, awaited: row.try_get(from + 1)? })
 }
 
-/// What the rows say of each of so many requests, whose place in their list is the first column.
+/// Reads the rows about so many requests, whose place in their list is the first column.
 pub(super) fn placed<T>(
     rows: &[PgRow],
     count: usize,

@@ -17,7 +17,7 @@ use crate::stored::SEVERAL;
 use crate::text::micros;
 
 impl PostgresServer {
-    /// Leaves a share for so long, or no longer than it is left already. Whether it was there.
+    /// Leaves a share for so long, or no longer than it is left already. Returns whether it was there.
     pub(super) async fn leave_several(
         &self,
         on: &mut PgConnection,
@@ -36,6 +36,8 @@ impl PostgresServer {
             ("token", Bytes(left.as_bytes())),
             ("kept_for", Number(micros(taken_for))),
         ]);
+        // `moved` gives the share the name under which it is left, unless it has it already; `kept` keeps the row of
+        // the key for as long as the longest of all shares, of which `others` are those that stay as they are.
         let (table, channel) = (self.quoted(), self.channel(key));
         let leave = format!(
             r"WITH {asked}, {standing}, moved AS (
@@ -68,7 +70,7 @@ impl PostgresServer {
         row.map_or(Ok(false), |row| row.try_get(0))
     }
 
-    /// Makes what was left under this token the share of the claim, which then adopts it, with a new fence.
+    /// Makes the share that was left under this token that of the claim, which then adopts it, with a new fence.
     pub(super) fn move_share(&self, ask: &ShareAsk, left: &Token) -> String {
         let (table, beside) = (self.quoted(), Beside::of(&ask.key));
         let asked = asked(&[
@@ -77,6 +79,7 @@ impl PostgresServer {
             ("own", Bytes(&beside.own(left))),
             ("beyond", Bytes(&beside.beyond)),
         ]);
+        // The fence of the key grows with the take-over, as with a grant: what the last holder still sends is refused.
         format!(
             r"WITH {asked}, {standing}, moved AS (
                 UPDATE {table} AS held SET key = {own}, token = {token}, fence = greatest(main.fence + 1, {now})

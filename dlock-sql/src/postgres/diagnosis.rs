@@ -1,4 +1,4 @@
-//! Settings of PostgreSQL that endanger locks.
+//! The settings of PostgreSQL that endanger locks.
 
 use dlock_core::backend::Finding;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
@@ -7,7 +7,7 @@ use crate::findings::{Facts, Judge, is_on, leading, unless};
 use crate::protocol::SqlResult;
 use crate::table::TableName;
 
-/// Whoever may connect may read all of these.
+/// The questions about settings. Each user that may connect may read all of these.
 const FACTS: &str =
     "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', 'full_page_writes', \
      'synchronous_commit', 'synchronous_standby_names', 'autovacuum', 'statement_timeout', 'max_connections')

@@ -1,4 +1,4 @@
-//! What an error of PostgreSQL means for a lock: whether something was changed, and what the user can do.
+//! The meaning of an error of PostgreSQL for a lock: whether something was changed, and how the user can mend it.
 
 use dlock_core::Failure;
 use sqlx::Error;
@@ -17,21 +17,21 @@ pub(super) const OUTDATED: &str = "0A000";
 /// The error of a name that a prepared statement has already.
 pub(super) const NAME_TAKEN: &str = "42P05";
 
-/// What is said of a table in which a key may have several rows. The table's name is put in, as
-/// into the texts that follow.
+/// The refusal of a table in which a key may have several rows. The table's name is put in, as into the texts that
+/// follow.
 pub(super) const UNKEYED: &str = "the column \"key\" of table {table} has no index that gives each key one row, so that a lock could be granted \
                                   twice; choose another table name, or stop all users of the table, and ALTER TABLE {table} ADD \
                                   PRIMARY KEY (key)";
 
-/// What is said of what is no table of this database.
+/// The refusal of a name that is no table of this database.
 pub(super) const VIEW: &str = "{table} is a view, or its rows are kept elsewhere, so that they cannot be locked; name the table itself, or \
                                choose another table name";
 
-/// What is said of a table whose columns have other types.
+/// The refusal of a table whose columns have other types.
 pub(super) const MISTYPED: &str = "the columns of table {table} have other types than those of a lock table of this version; choose another \
                                    table name, or drop it while nothing is held, and call migrate()";
 
-/// The fault of one statement, or of connecting.
+/// Makes the fault of one statement, or of connecting.
 pub(super) fn classify(error: Error, table: &TableName) -> Fault {
     if let Error::Configuration(why) = &error
         && [UNKEYED, MISTYPED, VIEW].contains(&&*why.to_string())
@@ -92,7 +92,7 @@ fn of_code(code: &str, table: &TableName) -> Failure {
         "57014" => Failure::unavailable("the statement was cancelled, perhaps by a statement_timeout"),
         NO_ROOM => Failure::unavailable("the server is short of connections; allow more of them"),
         "57P03" => Failure::unavailable("the server is starting up or shutting down"),
-        // A transaction-pooling proxy gave us a server connection that does not know our statement.
+        // A proxy that pools transactions has lent a server connection that does not know the statement.
         "26000" | "42P05" => Failure::unavailable(
             "a connection pooler does not support prepared statements (PgBouncer does from 1.21 on, with \
              max_prepared_statements)",
@@ -109,17 +109,17 @@ fn of_code(code: &str, table: &TableName) -> Failure {
     }
 }
 
-/// Whether two processes made the same table at the same time, and it is there now.
+/// Returns `true` if two processes made the table at the same time, and it is there now.
 pub(super) fn is_made_twice(error: &Error) -> bool {
     matches!(error, Error::Database(error) if matches!(error.code().as_deref(), Some("23505" | "42P07" | "42710")))
 }
 
-/// Whether the server opens no connection more.
+/// Returns `true` if the server opens no connection more.
 pub(super) fn has_no_room(error: &Error) -> bool {
     matches!(error, Error::Database(error) if error.code().as_deref() == Some(NO_ROOM))
 }
 
-/// Whether the table is missing.
+/// Returns `true` if the table is missing.
 pub(super) fn is_missing(error: &Error) -> bool {
     matches!(error, Error::Database(error) if error.code().as_deref() == Some("42P01"))
 }

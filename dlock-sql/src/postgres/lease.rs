@@ -17,7 +17,7 @@ use crate::text::{micros, unhex};
 use crate::way::Way;
 
 impl PostgresServer {
-    /// What an attempt comes to, by this statement, whose last value is `last`.
+    /// Makes an attempt by this statement, whose last value is `last`.
     async fn attempt(
         &self,
         on: &mut PgConnection,
@@ -28,6 +28,7 @@ impl PostgresServer {
         let (key, token) = (Value::Bytes(bytes(&ask.key)), Value::Bytes(ask.token.as_bytes()));
         let (lease, holder) = (Value::Number(micros(ask.lease)), Value::Text(&ask.holder));
         let rows = self.all(on, statement, &[key, token, lease, holder, last]).await?;
+        // No row: another transaction changed it between the look and the write. The claim asks again.
         rows.first().map_or(Ok(Taken::Busy(None)), |row| taken(row, 0))
     }
 }
@@ -115,6 +116,7 @@ impl LeaseTable for PostgresServer {
             Value::Numbers(leases.iter().map(|lease| micros(lease.length)).collect()),
         ];
         let rows = self.all(on, &self.statements.renew, &values).await?;
+        // Almost always: then no list of places is made.
         if rows.len() == leases.len() {
             return Ok(None);
         }

@@ -1,4 +1,5 @@
-//! Who waits for a lock in the order in which they came, in PostgreSQL: what is added to the steps of shares.
+//! The waiters for a lock in the order in which they came, in PostgreSQL: the parts that are added to the steps of
+//! shares.
 
 use std::time::Duration;
 
@@ -17,21 +18,21 @@ use crate::rows::shares::{Beside, ShareAsk};
 use crate::server::Server;
 use crate::text::micros;
 
-/// What is added to an attempt, in its places.
+/// The parts that are added to an attempt, in their places.
 pub(super) struct Line {
-    /// What there is to be seen.
+    /// Reads the line.
     pub(super) seen: String,
-    /// Whether the row of the key is taken.
+    /// The condition that the row of the key is taken.
     pub(super) is_taken: &'static str,
-    /// When it is not its turn.
+    /// The case in which it is not the claim's turn.
     pub(super) is_not_its_turn: &'static str,
-    /// What is added to the line about the holder.
+    /// The addition to the line about the holder.
     pub(super) mark: &'static str,
-    /// Whether others wait behind it.
+    /// The condition that others wait behind the claim.
     pub(super) is_wanted: &'static str,
-    /// What is changed.
+    /// The changes.
     pub(super) changes: String,
-    /// The place that it has afterwards, and how many are before it at the most.
+    /// The place that the claim has afterwards, and the largest possible number before it.
     pub(super) place: &'static str,
 }
 
@@ -49,6 +50,7 @@ impl Line {
             };
         };
         let (range, token) = (RANGE, "(SELECT token FROM asked)");
+        // With a number the place is looked up by its key; without one the token is looked for among all of them.
         let own = if stand.known.is_some() { "held.key = (SELECT known FROM asked)" } else { range };
         let seen = format!(
             r", own_place AS MATERIALIZED (
@@ -116,7 +118,7 @@ impl Line {
 }
 
 impl PostgresServer {
-    /// Takes away what one has that is to have its turn: its place, or the lock. The turn goes to the next one.
+    /// Removes what a claim in line has: its place, or the lock. The turn goes to the next one.
     pub(super) async fn leave_line(
         &self,
         on: &mut PgConnection,
@@ -136,6 +138,8 @@ impl PostgresServer {
             ("channel", Text(&channel)),
         ];
         let (range, token) = (RANGE, "(SELECT token FROM asked)");
+        // All parts see the rows as they were before: `next_in_line` leaves the claim's own place out, since that is
+        // being deleted.
         let leave = format!(
             r"{standing}, next_in_line AS MATERIALIZED (
                 SELECT held.token FROM {table} AS held
@@ -173,6 +177,7 @@ impl PostgresServer {
         row.map_or(Ok(false), |row| row.try_get(0))
     }
 
+    /// Reads the line for a key as the waiter with this place finds it. Changes nothing.
     pub(super) async fn see_line(
         &self,
         on: &mut PgConnection,
@@ -212,5 +217,5 @@ impl PostgresServer {
     }
 }
 
-/// The rows of those in line, as `held`.
+/// The rows of the waiters in line, as `held`.
 pub(super) const RANGE: &str = "held.key > (SELECT low FROM asked) AND held.key < (SELECT high FROM asked)";

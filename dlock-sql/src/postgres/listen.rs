@@ -1,4 +1,13 @@
 //! The one connection that listens for releases.
+//!
+//! ```text
+//!               `open`                `subscribe`
+//!     nothing ---------> connected ----------------> listening, and `Subscribed` waits in `subscribed`
+//!       ^                   |                            |  ^
+//!       |                   |                     `next` |  | `Subscribed` first, then each notification
+//!       |                   |                            +--+
+//!       +-------------------+--- broken, closed, no answer to `ping` (the caller opens another)
+//! ```
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,13 +22,13 @@ use sqlx::postgres::PgListener;
 use crate::connector::Connector;
 use crate::driver::Driver;
 
-/// What is said where it cannot be used.
+/// The text of the failure where it cannot be used.
 const DEAF: &str = "nothing listens for releases";
 
-/// Opens it.
+/// The opening of the connection.
 pub(super) struct Listening<S: Driver>(pub(super) Arc<Connector<S>>);
 
-/// A connection that listens, and what it has to tell of itself.
+/// A connection that listens, and the subscriptions that it has not reported yet.
 pub(super) struct ListeningConnection {
     listener: PgListener,
     subscribed: VecDeque<Event>,
@@ -40,7 +49,7 @@ impl<S: Driver<Database = Postgres>> Source for Listening<S> {
             Ok(ListeningConnection { listener, subscribed: VecDeque::new() })
         };
         let limit = self.0.limit;
-        // Nobody who waits is refused for that: he asks now and then.
+        // A waiter is not refused for that: it asks now and then.
         let deaf = |failure| Failure::unavailable(DEAF).with_source(failure);
         self.0.may_log_in().map_err(deaf)?;
         let late = || Err(Failure::unavailable(format!("no connection within {limit:?}")));
@@ -52,6 +61,8 @@ impl<S: Driver<Database = Postgres>> Source for Listening<S> {
 impl Connection for ListeningConnection {
     async fn subscribe(&mut self, channels: &[Arc<str>]) -> Result<(), Failure> {
         self.listener.listen_all(channels.iter().map(|name| &**name)).await.map_err(broken)?;
+        // Only after the answer of the server: from here on it sends notifications, and the waiter asks once more for
+        // what happened before.
         self.subscribed.push_back(Event::Subscribed(channels.to_vec()));
         Ok(())
     }
@@ -64,6 +75,7 @@ impl Connection for ListeningConnection {
     }
 
     async fn next(&mut self) -> Result<Event, Failure> {
+        // Subscriptions before notifications: a notification without its subscription would not be waited for.
         if let Some(subscribed) = self.subscribed.pop_front() {
             return Ok(subscribed);
         }

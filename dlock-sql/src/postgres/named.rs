@@ -12,6 +12,8 @@
 //!      │ 26000 once more: a pooler carries each message out on another connection
 //!      ▼
 //!   the whole statement, with its values in it; from now on always
+//!
+//!   0A000 at any EXECUTE: the table was altered; the whole statement, this time
 //! ```
 //!
 //! The name is made of the text, so that other programs, behind a pooler too, mean the same by it. Where connections
@@ -28,13 +30,13 @@ use super::values::Value;
 use crate::protocol::SqlResult;
 use crate::text::number;
 
-/// One plan for all values, and never one that reads the whole table, which may be empty when the plan is made.
+/// One plan for all values, and never a plan that reads the whole table, which may be empty when it is made.
 const PLANNED: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off";
 
 /// The last statement of a step: a query over its values, which are the row `asked`.
 pub(super) struct Step<'a> {
     pub(super) values: &'a [(&'a str, Value<'a>)],
-    /// What follows `WITH asked AS (...), `. It depends on the kind of the step, and on no value.
+    /// The text after `WITH asked AS (...), `. It depends on the kind of the step, and on no value.
     pub(super) rest: String,
 }
 
@@ -43,7 +45,7 @@ impl Step<'_> {
         format!("WITH {}, {}", asked(self.values), self.rest)
     }
 
-    /// The statement with parameters, and its name.
+    /// Returns the statement with parameters, and its name.
     fn named(&self) -> (String, String) {
         let asked = asked_as(self.values, |place, value| format!("${place}::{}", value.kind()));
         let text = format!("WITH {asked}, {}", self.rest);
@@ -52,8 +54,8 @@ impl Step<'_> {
 }
 
 impl PostgresServer {
-    /// Carries out a step, and reads its last row: some statements before, then the last one, by its name where that
-    /// is possible. What is refused for its name alone has changed nothing, and may be sent again. A step that is
+    /// Carries out a step, and reads its last row: some statements before, then the last one, by its name where that is
+    /// possible. A step that is refused for its name alone has changed nothing, and may be sent again. A step that is
     /// dropped while its statement is prepared was not carried out.
     pub(super) async fn by_name(
         &self,
@@ -66,16 +68,21 @@ impl PostgresServer {
         while let Some((name, text)) = &known {
             let values: Vec<_> = step.values.iter().map(|(_, value)| value.literal()).collect();
             let execute = format!("EXECUTE {name}({})", values.join(", "));
+            // In one message, and so in one transaction: the locks that the statements before take are held by the last
+            // one, and a refusal of its name takes all of it back.
             let statements = [&[PLANNED.to_owned()], before, &[execute]].concat();
             let refused = match self.in_one_message(on, &statements).await {
                 Ok(row) => {
                     self.names.was_known();
                     return Ok(row);
                 }
+                // Only an error of the server says for certain that nothing was changed. Without an answer the step may
+                // have been carried out, and is not sent again.
                 Err(Error::Database(error)) => error,
                 Err(error) => return Err(error),
             };
             match refused.code().as_deref() {
+                // Once: a connection that does not know what was just prepared on it is another one for each message.
                 Some(UNPREPARED) if !was_prepared => {
                     was_prepared = true;
                     self.names.was_unknown();
@@ -85,7 +92,8 @@ impl PostgresServer {
                     self.names.are_lost();
                     known = None;
                 }
-                // The table was altered since.
+                // The table was altered since: what is prepared under this name is of no use on this connection any
+                // more.
                 Some(OUTDATED) => known = None,
                 _ => return Err(Error::Database(refused)),
             }
@@ -96,6 +104,8 @@ impl PostgresServer {
 
 async fn prepare(on: &mut PgConnection, name: &str, text: &str) -> SqlResult<()> {
     match sqlx::raw_sql(AssertSqlSafe(format!("PREPARE {name} AS {text}"))).execute(on).await {
+        // Another step of this connection, or another program's behind a pooler, was faster: the name is of this very
+        // text.
         Err(Error::Database(error)) if error.code().as_deref() == Some(NAME_TAKEN) => Ok(()),
         prepared => prepared.map(drop),
     }

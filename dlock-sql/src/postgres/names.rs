@@ -1,15 +1,18 @@
-//! Whether connections know statements by name.
+//! The question whether connections know statements by name.
+//!
+//! The count goes up by 4 for each connection that did not know a name, and down by 1 for each that did. At 4096 it
+//! stays, and statements are sent whole from then on.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Whether statements have names, as far as is known: the connections that did not know one, against those that did.
+/// The count of connections that did not know a name, against those that did.
 #[derive(Debug)]
 pub(super) struct Names(AtomicU32);
 
 impl Names {
-    /// What a connection that did not know a name counts for, against those that did.
+    /// The weight of a connection that did not know a name, against those that did.
     const MISS: u32 = 4;
-    /// At this count nothing is named any more.
+    /// The count at which nothing is named any more.
     const NONE: u32 = 4_096;
 
     pub(super) const fn new(simple: bool) -> Self {
@@ -21,7 +24,7 @@ impl Names {
     }
 
     fn note(&self, change: impl Fn(u32) -> u32) {
-        // Once it is reached, the end stays: nobody asks any more.
+        // Once the end is reached it stays: no statement is named any more.
         let changed = |count| (count < Self::NONE).then(|| change(count));
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
     }

@@ -26,14 +26,14 @@ use crate::settings::Settings;
 use crate::table::TableName;
 use crate::text::number;
 
-/// Whether it can be written. The transaction of a locked row keeps the setting that it began with.
+/// Asks whether the server can be written to. The transaction of a locked row keeps the setting that it began with.
 const IS_FIT: &str = "SELECT current_setting('transaction_read_only') = 'off'
     AND current_setting('default_transaction_read_only') = 'off'";
 
-/// [`IS_FIT`], and makes the server notice that the client is gone: what waits there for a lock on the table or a row
-/// would keep its session otherwise, and more and more of them the server from all others. The setting does nobody harm
-/// to whom a proxy lends the connection next; it is made only where the server can notice, since it is an error
-/// elsewhere: on Linux, and from version 15 on where it has kqueue.
+/// Asks [`IS_FIT`], and makes the server notice that the client is gone: a statement that waits there for a lock on the
+/// table or a row would keep its session otherwise, and more and more of them the server from all others. The setting
+/// does no harm to the next client to which a proxy lends the connection. It is made only where the server can notice,
+/// since it is an error elsewhere: on Linux, and from version 15 on where it has kqueue.
 const SETTLE: &str = "SELECT current_setting('transaction_read_only') = 'off'
         AND current_setting('default_transaction_read_only') = 'off',
     (SELECT set_config('client_connection_check_interval', '1s', false)
@@ -46,17 +46,17 @@ pub struct PostgresServer {
     table: TableName,
     pub(super) statements: PostgresStatements,
     pub(super) releases: Option<Releases>,
-    /// Values are part of the statements, so that each is one message and prepares nothing.
+    /// Is `true` if values are part of the statements, so that each is one message and prepares nothing.
     simple: bool,
-    /// Whether connections know what was prepared on them: not where statements are simple, and not behind a pooler
-    /// that lends another one for each message.
+    /// The count of connections that know statements by name. They do not where statements are simple, and not behind a
+    /// pooler that lends another one for each message.
     pub(super) names: Names,
-    /// Whether grants of sessions and locked rows are counted.
+    /// Is `true` if grants of sessions and locked rows are counted.
     pub(super) fences: bool,
 }
 
 impl PostgresServer {
-    /// The rows of a statement that was run to its end.
+    /// Returns the rows of a statement that was run to its end.
     pub(super) async fn all(
         &self,
         on: &mut PgConnection,
@@ -79,10 +79,12 @@ impl PostgresServer {
         let mut transaction = on.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
         let mut table = self.table.clone();
         if table.schema().is_none() {
-            // Nobody whose search path leads elsewhere makes another one at this moment.
+            // No process whose search path leads elsewhere makes another table at this moment.
             let number = number("dlock table ".bytes().chain(table.name().bytes())).cast_signed();
             let lock = format!("SET LOCAL lock_timeout = '5s'; SELECT pg_advisory_xact_lock({number})");
             sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *transaction).await?;
+            // Looked for only with the lock: a table that another process was making is there by now, and nothing is
+            // made.
             let Schemas { trusted, strange } = Self::schemas_of(&mut transaction, &table).await?;
             if !trusted.is_empty() || !strange.is_empty() {
                 return transaction.rollback().await;
@@ -97,7 +99,7 @@ impl PostgresServer {
         transaction.commit().await
     }
 
-    /// The channel on which releases of `key` are published.
+    /// Returns the channel on which releases of `key` are published.
     pub(crate) fn channel(&self, key: &Key) -> String {
         channel(&self.table, key)
     }
@@ -209,8 +211,9 @@ impl Server for PostgresServer {
     }
 
     async fn mark(&self, on: &mut PgConnection) -> SqlResult<Option<String>> {
+        // The order decides which failure is reported: no such table, a table that is unfit, too few rights.
         let mark = self.all(on, &self.statements.mark, &[]).await?;
-        // Before what fails on a view for reasons of its own.
+        // Before the statements that fail on a view for reasons of their own.
         check_table(on, &self.table).await?;
         for statement in &self.statements.rights {
             self.all(on, statement, &[]).await?;

@@ -1,4 +1,14 @@
 //! Locks of PostgreSQL's sessions and transactions.
+//!
+//! | what | lock on the server | bytes of the name's digest |
+//! |---|---|---|
+//! | a name | advisory, of the session, one number; shared for readers | 0 to 7 |
+//! | the turn for a name | advisory, of the session, two numbers | 8 to 15 |
+//! | a row | `FOR UPDATE`, or `FOR SHARE` for readers, of the transaction | |
+//! | the turn for a row | advisory, of the session, two numbers | 16 to 23 |
+//! | a reader of a row | advisory, of the transaction, one number, shared | 24 to 31 |
+//!
+//! A release asks for a turn by trying to get it shared, of its own transaction: it fails while a waiter has it.
 
 mod holders;
 mod row_locks;
@@ -48,9 +58,10 @@ use statements::{ADVISORY, counting_all, counting_reader, downgrading, first_of}
 /// by default (`max_locks_per_transaction`), and any user of the database can take any of them.
 pub type PostgresSessions = Sessions<ByName<PostgresServer>>;
 
-/// Where the server has them: it notices a client that is gone, ends a session that says nothing, and does not let a
-/// statement wait while others need a sign of life. Where the server cannot notice a client that is gone, the setting
-/// was left at 0 when the connection was opened, and any other value is an error.
+/// The settings of a session that keeps locks, as far as the server has them: it notices a client that is gone, ends a
+/// session that is silent, and does not let a statement wait while others need a sign of life. If the server cannot
+/// notice a client that is gone, the setting was left at 0 when the connection was opened, and any other value is an
+/// error.
 const SETTLE: &str = "SELECT set_config(name, ours.value, false) FROM pg_settings JOIN (VALUES \
     ('client_connection_check_interval', '1s'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), \
     ('tcp_keepalives_count', '3'), ('idle_session_timeout', $1), ('idle_in_transaction_session_timeout', $1), \
@@ -69,7 +80,7 @@ fn part(name: &Name, from: usize) -> [u8; 8] {
     [0, 1, 2, 3, 4, 5, 6, 7].map(|place| name.digest[from + place])
 }
 
-/// The turn among those who wait for a lock: two numbers, which are never mixed up with the one of a lock.
+/// Returns the turn among those that wait for a lock: two numbers, which are never mixed up with the one of a lock.
 fn turn(name: &Name, is_row: bool) -> String {
     let (one, other) = turn_numbers(name, is_row);
     format!("{one}, {other}")
@@ -80,10 +91,10 @@ fn turn_numbers(name: &Name, is_row: bool) -> (i32, i32) {
     (i32::from_be_bytes([a, b, c, d]), i32::from_be_bytes([e, f, g, h]))
 }
 
-/// Runs the rest of a statement that may wait, after its `SELECT`; whether it came to its end.
+/// Runs the rest of a statement that may wait, after its `SELECT`. Returns whether it came to its end.
 ///
-/// That it waited for as long as it may, or was cancelled, is caught where it happens, so that the server does not
-/// write an error into its log for each waiter.
+/// The end of its time, and a cancellation, are caught where they happen, so that the server does not write an error
+/// into its log for each waiter.
 async fn waited(on: &mut PgConnection, statement: &str) -> SqlResult<bool> {
     // In one message, not prepared: the settings are of this transaction.
     let settings = format!(
@@ -110,7 +121,8 @@ fn fence(row: &PgRow, column: usize) -> SqlResult<Option<Fence>> {
     Ok(row.try_get::<Option<i64>, _>(column)?.and_then(stored::fence))
 }
 
-/// With the fence, or somebody has it; nothing where the session has it, and it was not counted.
+/// Reads a grant with its fence, or that another session has the lock; `None` where this session has it, and it was not
+/// counted.
 fn taken(row: &PgRow) -> SqlResult<Option<Taken>> {
     Ok(match row.try_get::<Option<&str>, _>(1)? {
         None if row.try_get::<Option<i64>, _>(0)?.is_none() => None,
@@ -119,25 +131,25 @@ fn taken(row: &PgRow) -> SqlResult<Option<Taken>> {
     })
 }
 
-/// Refuses an answer that is not that to the question about this number: a reply that came twice, after which all
-/// replies of the connection are those to the question before.
+/// Refuses an answer that is not that to the question about this number: a reply that came twice, after which every
+/// reply of the connection is that to the question before.
 fn answers(row: &PgRow, column: usize, number: i64) -> SqlResult<()> {
     if row.try_get::<i64, _>(column)? == number { Ok(()) } else { Err(misplaced()) }
 }
 
-/// Somebody has it; who, if the row with the fence says so.
+/// Reads the holder, as far as the row with the fence names it.
 fn holder(row: &PgRow) -> SqlResult<Holder> {
     let mut holder = holder_of(row.try_get::<Option<&str>, _>(1)?.unwrap_or_default());
     holder.fence = fence(row, 0)?;
     Ok(holder)
 }
 
-/// Deletes what says who reads.
+/// Deletes the rows about readers.
 fn forget_readers(table: &str, rows: &str) -> String {
     format!("DELETE FROM {table} WHERE key = ANY({rows}::bytea[]) RETURNING 1")
 }
 
-/// The rows that say who reads.
+/// Returns the rows about readers.
 fn rows_of_readers(names: &[Name]) -> impl Iterator<Item = &[u8]> {
     names.iter().filter_map(|name| Some(&*name.reader.as_ref()?.row))
 }
@@ -146,7 +158,7 @@ fn rows_of_readers(names: &[Name]) -> impl Iterator<Item = &[u8]> {
 const FREE: &str = "CASE WHEN beside THEN true WHEN reads THEN pg_advisory_unlock_shared(number) \
                     ELSE pg_advisory_unlock(number) END";
 
-/// The numbers of names, which of them are read, and which by others of the session, too.
+/// Returns the numbers of names, which of them are read, and which by others of the session, too.
 fn listed(names: &[Name]) -> (Vec<i64>, Vec<bool>, Vec<bool>) {
     let is_beside = |reader: &Reader| reader.beside;
     let beside = names.iter().map(|name| name.reader.as_ref().is_some_and(is_beside));
@@ -164,8 +176,9 @@ impl PostgresServer {
         self.counted(std::slice::from_ref(wanted), &row)
     }
 
-    /// What became of names that were asked for.
+    /// Reads the answers for names that were asked for.
     fn counted(&self, wanted: &[Wanted], rows: &[PgRow]) -> SqlResult<(i64, Vec<Taken>)> {
+        // An answer for each or none: with one missing it would not be known whose the others are.
         let Some(first) = rows.first().filter(|_| rows.len() == wanted.len()) else {
             return Err(sqlx::Error::RowNotFound);
         };
@@ -190,7 +203,7 @@ impl PostgresServer {
         self.counted(wanted, &rows)
     }
 
-    /// Reads them, where nobody waits.
+    /// Reads names for which no session waits.
     async fn read_many(&self, on: &mut PgConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
         let (turns, ofs): (Vec<i32>, Vec<i32>) =
@@ -201,6 +214,7 @@ impl PostgresServer {
             readers.map(|reader| (reader.beside, &*reader.row)).unzip();
         let names: Vec<&[u8]> = wanted.iter().map(|wanted| &*wanted.name.fence).collect();
         let holders: Vec<&str> = wanted.iter().map(|wanted| &*wanted.holder).collect();
+        // In one statement with the question for the turns: between two statements a writer could begin to wait.
         let [counting, only] = &self.statements.read_names;
         let query = sqlx::query(if self.fences { counting } else { only }.clone());
         let query = query.bind(numbers).bind(turns).bind(ofs).bind(ours).bind(beside);
@@ -208,7 +222,7 @@ impl PostgresServer {
         self.counted(wanted, &rows)
     }
 
-    /// Takes them, and counts nothing.
+    /// Takes names, and counts nothing.
     async fn take_only(on: &mut PgConnection, wanted: &[Wanted]) -> SqlResult<(i64, Vec<Taken>)> {
         let rows = if let [one] = wanted {
             let take = sqlx::query("SELECT pg_backend_pid()::bigint, pg_try_advisory_lock($1), $1");
@@ -220,6 +234,7 @@ impl PostgresServer {
             let numbers: Vec<i64> = wanted.iter().map(|wanted| number(&wanted.name)).collect();
             sqlx::query(take).bind(numbers).fetch_all(on).await?
         };
+        // Each answer carries its number: a proxy that repeats a reply would make a lock out of an earlier one.
         let taken = |(row, wanted): (&PgRow, &Wanted)| {
             answers(row, 2, number(&wanted.name))?;
             Ok(if row.try_get(1)? { Taken::Granted(None) } else { Taken::Busy(None) })
@@ -228,7 +243,7 @@ impl PostgresServer {
         Ok((session, rows.iter().zip(wanted).map(taken).collect::<SqlResult<_>>()?))
     }
 
-    /// Releases names, and says of each whether somebody has its turn, which is asked for until the end of the
+    /// Releases names, and returns for each whether a session has its turn, which is asked for until the end of the
     /// statement. All turns are asked for before any name is released: an error leaves all names as they were.
     async fn free_names(&self, on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
         let rows = if names.iter().any(Name::is_read) {
@@ -239,6 +254,8 @@ impl PostgresServer {
             let (turn, of) = turn_numbers(one, false);
             sqlx::query(free).bind(number(one)).bind(turn).bind(of).fetch_all(on).await?
         } else {
+            // The inner query asks for every turn before the outer one releases the first name: if the server has no
+            // room for one more lock, it fails with all names as they were.
             let free = "SELECT pg_backend_pid()::bigint, awaited, pg_advisory_unlock(number)
                 FROM unnest($1::bigint[], (
                     SELECT array_agg(NOT pg_try_advisory_xact_lock_shared(turn, of) ORDER BY place)
@@ -254,9 +271,11 @@ impl PostgresServer {
         Ok((rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?, freed))
     }
 
-    /// Releases names of which some are read. What says who reads is deleted before any name is released.
+    /// Releases names of which some are read. The rows about readers are deleted before any name is released.
     async fn free_read(&self, on: &mut PgConnection, names: &[Name]) -> SqlResult<Vec<PgRow>> {
         let (before, after) = if self.fences {
+            // Before the release, so that no row outlives its reader where the statement fails. `count` makes the
+            // server carry the deletion out first.
             let gone = forget_readers(&self.quoted(), "$6");
             (format!("WITH gone AS ({gone}) "), ", (SELECT count(*) FROM gone) AS before")
         } else {
@@ -276,7 +295,8 @@ impl PostgresServer {
         if self.fences { query.bind(rows).fetch_all(on).await } else { query.fetch_all(on).await }
     }
 
-    /// Releases names where the server refused to say who waits, as it does when it has no room for one lock more.
+    /// Releases names where the server refused to say whether sessions wait, as it does when it has no room for one
+    /// more lock.
     async fn only_free_names(&self, on: &mut PgConnection, names: &[Name]) -> SqlResult<(i64, Vec<Freed>)> {
         let free = format!(
             "SELECT pg_backend_pid()::bigint, {FREE}
@@ -288,10 +308,11 @@ impl PostgresServer {
         let freed = |row: &PgRow| Ok(Freed { awaited: false, held: row.try_get(1)? });
         let freed = rows.iter().map(freed).collect::<SqlResult<_>>()?;
         let readers: Vec<&[u8]> = rows_of_readers(names).collect();
+        // The locks first, and the rows about readers by a statement of their own: a failure of these keeps no lock.
         if self.fences && !readers.is_empty() {
             let forget = sqlx::query(AssertSqlSafe(forget_readers(&self.quoted(), "$1"))).bind(readers);
             match forget.execute(on).await {
-                // They are without effect, and stay until somebody prunes.
+                // The rows are without effect, and stay until the table is pruned.
                 Ok(_) | Err(sqlx::Error::Database(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -331,6 +352,7 @@ impl SessionServer for PostgresServer {
     }
 
     async fn leave(on: &mut PgConnection, _: &Name, _: bool) -> SqlResult<()> {
+        // The connections of the queue have no other advisory lock than the turn.
         sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(on).await.map(drop)
     }
 
@@ -343,9 +365,9 @@ impl SessionServer for PostgresServer {
         Ok((row.try_get(0)?, row.try_get(1)?))
     }
 
-    // In one message. Where grants are counted it has two transactions: the first one counts, if nobody has the row,
-    // so that the fence stays whatever becomes of the second one, which keeps the row. The fence is that of the grant
-    // if it is still the last one when the row is locked again: nobody else counts from then on.
+    // In one message. Where grants are counted it has two transactions: the first one counts, if the row is free, so
+    // that the fence stays whatever becomes of the second one, which keeps the row. The fence is that of the grant if
+    // it is still the last one when the row is locked again: no other session counts from then on.
     async fn lock_row(
         &self,
         on: &mut PgConnection,
@@ -355,7 +377,7 @@ impl SessionServer for PostgresServer {
         let Name { row, fence: counted, .. } = &wanted.name;
         let values = [Value::Bytes(row), Value::Bytes(counted), Value::Text(&wanted.holder)];
         let lock = if wanted.name.is_read() {
-            // The fence is counted when the row is locked: other readers count, too.
+            // The fence is counted after the row is locked: other readers count, too.
             format!(
                 "BEGIN; WITH locked AS MATERIALIZED (SELECT FROM {} WHERE key = $1 FOR SHARE SKIP LOCKED)
                 SELECT 'locked' AS step, pg_try_advisory_xact_lock_shared({}) FROM locked",
@@ -371,13 +393,14 @@ impl SessionServer for PostgresServer {
         if is_new {
             sqlx::raw_sql(self.statements.lock_row.clone()).execute(&mut *on).await?;
         }
-        // They may be gone since.
+        // The prepared statements may be gone since, as behind a proxy.
         let mut prepares = true;
         let rows = loop {
             let error = match sqlx::raw_sql(statements.clone()).fetch_all(&mut *on).await {
                 Err(sqlx::Error::Database(error)) => error,
                 rows => break rows?,
             };
+            // Also after an error: the message may have begun a transaction.
             sqlx::raw_sql("ROLLBACK").execute(&mut *on).await?;
             match error.code().as_deref() {
                 Some(UNPREPARED) if std::mem::take(&mut prepares) => {
@@ -393,11 +416,14 @@ impl SessionServer for PostgresServer {
         let session = seen.try_get(2)?;
         if step("locked").is_none() {
             let is_there = seen.try_get::<bool, _>(3)?;
+            // The row was not locked, so that the transaction keeps nothing; it must not stay open.
             let found = if is_there { Found::Locked(Some(Box::new(holder(seen)?))) } else { Found::Missing };
             sqlx::raw_sql("ROLLBACK").execute(on).await?;
             return Ok((session, found));
         }
         let counted = step("counted").map_or(Ok(None), |row| fence(row, 0))?;
+        // With another fence, another session has had the row between the two transactions: the grant is counted once
+        // more.
         let is_last = seen.try_get::<Option<bool>, _>(4)? == Some(true) && counted == fence(seen, 0)?;
         Ok((session, Found::Free(counted.filter(|_| is_last))))
     }
@@ -430,6 +456,7 @@ impl SessionServer for PostgresServer {
         way: Way,
     ) -> SqlResult<Result<Fence, Way>> {
         let (table, reader) = (self.quoted(), wanted.name.reader.as_ref());
+        // For a name only the session that has it may count: behind a proxy this could be another one.
         let only = if way == Way::Session { "WHERE pg_backend_pid() = $2" } else { "" };
         let ours = format!(
             "(SELECT $1::bytea AS name, $2::bigint AS session, $3::text AS whose, $4::bytea AS own {only}) AS ours"
@@ -443,6 +470,7 @@ impl SessionServer for PostgresServer {
         let Wanted { name, holder, .. } = wanted;
         let values = [Value::Bytes(&name.fence), Value::Number(session), Value::Text(holder), own];
         let moving = values::written_into(&count, &values);
+        // A name was taken by a statement that would have counted it. For a row the count without a move comes first.
         if way == Way::Row {
             let query = values.iter().fold(sqlx::query(sql(count)), |query, value| value.bind(query));
             if let Some(row) = query.fetch_all(&mut *on).await?.first() {
@@ -485,6 +513,7 @@ impl Strategy for ByName<PostgresServer> {
         on: &mut PgConnection,
         names: &[Name],
     ) -> SqlResult<(i64, Vec<Freed>)> {
+        // An error has left all names as they were: they are released without asking for turns.
         match server.free_names(on, names).await {
             Err(sqlx::Error::Database(_)) => server.only_free_names(on, names).await,
             freed => freed,
@@ -499,6 +528,8 @@ impl Strategy for ByName<PostgresServer> {
     ) -> Result<i64, TakeError> {
         let counted = server.fences.then_some(fence).flatten();
         let number = number(&wanted.name);
+        // The shared lock first, then the other is released: between the two no other session can get the name. The
+        // rows are written before both.
         let query = sqlx::query(AssertSqlSafe(downgrading(&server.quoted(), counted.is_some()))).bind(number);
         let query = match (counted, &wanted.name.reader) {
             (Some(fence), Some(reader)) => {
@@ -514,7 +545,7 @@ impl Strategy for ByName<PostgresServer> {
                 Err(error) => Err(TakeError::Unknown(error)),
             },
             Err(error @ sqlx::Error::Database(_)) => {
-                // Where it is read already, it may be held alone no more.
+                // If the name is read already, it may be held alone no more.
                 let undo = sqlx::query_scalar("SELECT pg_advisory_unlock_shared($1)").bind(number);
                 match undo.fetch_one(on).await {
                     Ok(false) => Err(TakeError::Refused(error)),
@@ -533,7 +564,7 @@ impl Strategy for ByName<PostgresServer> {
     }
 
     async fn owners(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owners> {
-        // Who has the turn has the lock for a moment when it is free, and does not keep it.
+        // The session with the turn has the lock for a moment when it is free, and does not keep it.
         let (turn, of) = turn_numbers(name, false);
         let turn = (i64::from(turn) << 32) | i64::from(of.cast_unsigned());
         let statement = format!(

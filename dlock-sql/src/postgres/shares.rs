@@ -1,8 +1,8 @@
-//! What several hold at a time, in PostgreSQL.
+//! Locks that several hold at a time, in PostgreSQL.
 //!
 //! Each step is one message of several statements, which the server carries out as one transaction, and takes back as a
 //! whole where one of them fails: the first locks the row of the key, the last sees what stands there since then.
-//! Values are written into it, so that nothing is prepared.
+//! Values are written into it, so that nothing is prepared; or the last statement is known by its [name](super::named).
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::stored::{self, SEVERAL, SHARED};
 use crate::text::{hex, micros};
 use crate::way::{ELSEWHERE, HELD_ELSEWHERE};
 
-/// In another one what is read would be of an earlier moment.
+/// The isolation of each step. In another one the rows that are read would be of an earlier moment.
 const ISOLATED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED";
 
 fn later(from: &str, by: Duration) -> String {
@@ -44,6 +44,7 @@ impl PostgresServer {
         statements: &[String],
     ) -> SqlResult<Option<PgRow>> {
         let message = [&[ISOLATED.to_owned()], statements].concat().join("; ");
+        // The last row is the answer of the last statement; those before it only lock and move rows.
         let mut rows = sqlx::raw_sql(AssertSqlSafe(message)).fetch_all(on).await?;
         Ok(rows.pop())
     }
@@ -62,6 +63,8 @@ impl PostgresServer {
             ("channel", Text(&channel)),
         ];
         let table = self.quoted();
+        // `gone` and `not_preferred` delete, `freed` decides on the row of the key by those that are left: all of them
+        // see the rows as they were before, so that each leaves the claim's own rows out by itself.
         let release = format!(
             r"{standing}, others AS MATERIALIZED (
                 SELECT max(expires) AS last FROM shares WHERE NOT is_own
@@ -108,6 +111,7 @@ impl PostgresServer {
 
     /// Locks the row of a key, if there is one.
     pub(super) fn lock(&self, key: &Key) -> String {
+        // Waits for the row. The statement that follows begins after that, and sees what others have left.
         let key = Bytes(bytes(key)).literal();
         format!("SELECT FROM {} WHERE key = {key} FOR UPDATE", self.quoted())
     }
@@ -121,6 +125,8 @@ impl ShareTable for PostgresServer {
         let number = |yes: bool| Number(i64::from(yes));
         let places = Places::of(&ask.key);
         let known = ask.stand.as_ref().and_then(|stand| stand.known).map(|place| places.at(place));
+        // The text that follows depends on the kind of the attempt and on none of these, so that the server plans it
+        // once.
         let values = [
             ("main", Bytes(bytes(&ask.key))),
             ("preferred", Bytes(&beside.preferred)),
@@ -143,18 +149,21 @@ impl ShareTable for PostgresServer {
         let table = self.quoted();
         let Line { seen: line, is_taken, is_not_its_turn, mark, is_wanted, changes, place } =
             Line::of_attempt(&table, ask);
+        // Makes the row of a key that has none, from the highest fence of what was pruned: its first grant counts on
+        // from there. On a row that is there it changes nothing, and locks it.
         let lock = format!(
             "INSERT INTO {table} AS held (key, token, fence, expires, holder)
             SELECT {}, NULL, coalesce(max(mark.fence), 0), 'epoch', '' FROM {table} AS mark WHERE mark.key = ''
             ON CONFLICT (key) DO UPDATE SET token = held.token WHERE false",
             Bytes(bytes(&ask.key)).literal()
         );
-        // What is taken over stands there as ours by now, or there is nothing to take. A preference ends with a grant
-        // to one alone, also by the statement that knows nothing of it: the line about the last grant tells.
+        // By now, what is taken over is the claim's own, or there is nothing to take. A preference ends with a grant to
+        // one alone, also by the statement that knows nothing of it: the line about the last grant shows that.
         let (free, other_number, is_shown, has_it) = match ask.takes_over {
             Some(_) => ("busy", "(permits > 0) <> (of > 0)", "AND is_held", "false"),
             None => ("granted", "permits <> of", "", "total.own IS NOT NULL"),
         };
+        // Read, then judged, then written: `judged` decides once, and all that follows depends on its verdict alone.
         let take = format!(
             r"{standing}, total AS MATERIALIZED (
                 SELECT coalesce(sum(taken), 0) AS taken, min(expires) AS first,
@@ -219,7 +228,7 @@ impl ShareTable for PostgresServer {
                 seen.fence, {seen_left}, seen.holder, {place}
             FROM asked, main, total, judged LEFT JOIN seen ON true",
             standing = standing(&table),
-            // Whose turn it is, is said by the line alone; what takes over asks for no turn.
+            // The line alone says whose turn it is; a take-over asks for no turn.
             has_no_turn = ask.stand.is_none() && ask.takes_over.is_none(),
             shared = format_args!("decode('{}', 'hex')", hex(&SHARED)),
             preference = micros(PREFERENCE),
@@ -231,6 +240,8 @@ impl ShareTable for PostgresServer {
             ),
             seen_left = us("greatest(now, least(seen.expires, now + interval '1 year')) - now"),
         );
+        // The move of a share that was left comes between: the row is locked by then, and the last statement finds the
+        // share under the claim's token.
         let moved = ask.takes_over.map(|left| self.move_share(ask, &left));
         let before: Vec<_> = [lock].into_iter().chain(moved).collect();
         let step = Step { values: &values, rest: take };
@@ -238,12 +249,15 @@ impl ShareTable for PostgresServer {
         let permits = u32::try_from(row.try_get::<i64, _>(2)?).unwrap_or_default();
         let (verdict, several): (&str, bool) = (row.try_get(0)?, row.try_get(3)?);
         let line: Option<&str> = row.try_get(8)?;
+        // A grant needs no look at the rest; of the other verdicts the row of another way comes first, since it looks
+        // like a lock that is held.
         Ok(match verdict {
             "granted" | "adopted" => ShareTaken::Granted(stored::fence(row.try_get(1)?)),
             _ if line.is_some_and(|line| line.starts_with(HELD_ELSEWHERE)) => ShareTaken::Elsewhere,
             "conflict" if several => ShareTaken::Conflict(stored::several(permits)),
             "conflict" => ShareTaken::Conflict(Mode::Exclusive),
             _ => {
+                // Of several holders the one whose share ends first, as that is when there may be room.
                 let found = match row.try_get::<Option<i64>, _>(6)? {
                     None => None,
                     Some(_) if several => Some(share(&row, 6, permits)?),
@@ -294,10 +308,11 @@ impl ShareTable for PostgresServer {
         let tokens = leases.iter().map(|lease| lease.token.as_bytes().as_slice()).collect();
         let (keys, shared) = (Value::ManyBytes(keys).literal(), Bytes(&SHARED).literal());
         let table = self.quoted();
-        // In one order, so that those who renew different ones of the same do not wait for each other in a circle.
+        // In one order, so that renewals of different shares of one key do not wait for each other in a circle.
         let lock = format!(
             "SELECT 1 FROM {table} WHERE key = ANY ({keys}) AND token = {shared} ORDER BY key FOR UPDATE"
         );
+        // `kept` lets the row of the key last as long as the longest of the shares that were renewed.
         let renew = format!(
             r"WITH asked AS MATERIALIZED (
                 SELECT *, clock_timestamp() AS now FROM unnest({keys}, {owns}, {tokens}, {lengths}, {kepts})
@@ -342,6 +357,7 @@ impl ShareTable for PostgresServer {
             ("beyond", Bytes(&beside.beyond)),
             ("token", Bytes(token.as_bytes())),
         ]);
+        // If the lock was held alone, all rows beside it are of earlier holders: `cleared` deletes them.
         let share = format!(
             r"WITH {asked}, {standing}, judged AS MATERIALIZED (
                 SELECT coalesce(is_held AND NOT several AND main.token = asked.token, false) AS alone,
@@ -423,6 +439,7 @@ impl ShareTable for PostgresServer {
             ("beyond", Bytes(&beside.beyond)),
         ]);
         let (table, channel) = (self.quoted(), self.channel(key));
+        // Only a semaphore has a number that can be changed. Its waiters are notified, since there may be room now.
         let resize = format!(
             r"WITH {asked}, {standing}, changed AS (
                 UPDATE {table} AS held
@@ -450,7 +467,7 @@ impl ShareTable for PostgresServer {
     }
 }
 
-/// One of several, by fence, remaining time and description from this column on.
+/// Reads one of several holders, by fence, remaining time and description from this column on.
 fn share(row: &PgRow, from: usize, permits: u32) -> SqlResult<Holder> {
     let left = Duration::from_micros(row.try_get::<i64, _>(from + 1)?.max(0).unsigned_abs());
     let of = Some(permits).filter(|of| *of > 0);

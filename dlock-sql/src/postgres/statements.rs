@@ -23,84 +23,85 @@ pub(super) const SCHEMA: &str = include_str!("schema.sql");
 
 #[derive(Debug)]
 pub(super) struct PostgresStatements {
-    /// key, token, lease in us, holder, fences: the last fence; or fence, remaining us, holder and token of somebody
-    /// else.
+    /// key, token, lease in us, holder, fences: the last fence; or fence, remaining us, holder and token of another
+    /// claim.
     pub(super) take: SqlStr,
     /// key, token, lease in us, holder, the token left behind: as `take`.
     pub(super) take_over: SqlStr,
-    /// key, token, channel: whether the lease was still running, and somebody waits.
+    /// key, token, channel: whether the lease was still running, and a claim waits.
     pub(super) release: SqlStr,
-    /// key, token, channel, the token left behind, us: whether somebody waits.
+    /// key, token, channel, the token left behind, us: whether a claim waits.
     pub(super) leave: SqlStr,
     /// keys, tokens, leases in us, holders, fences: the place in the lists with what `take` says, for those of which
     /// that is known.
     pub(super) take_all: SqlStr,
     /// keys, tokens, channels: the place in the lists with what `release` says, for those that it has released.
     pub(super) release_all: SqlStr,
-    /// keys, tokens, leases in us: the places in the lists of what is ours.
+    /// keys, tokens, leases in us: the places in the lists of the leases that are still in place.
     pub(super) renew: SqlStr,
     /// key: fence, remaining us, holder.
     pub(super) read: SqlStr,
     /// after key: key, fence, remaining us, holder of some.
     pub(super) list: SqlStr,
-    /// key, channel: whether somebody had it.
+    /// key, channel: whether it was held.
     pub(super) force: SqlStr,
     /// key, channel, token, fence: whether it was this grant's.
     pub(super) force_of: SqlStr,
     /// unused for us, after key: how many rows were deleted, and the last key that was looked at.
     pub(super) prune: SqlStr,
-    /// key: whether somebody has it.
+    /// key: whether it is held.
     pub(super) await_release: SqlStr,
-    /// Take named locks of a session.
+    /// Takes a named lock of a session.
     pub(super) take_name: SqlStr,
+    /// Takes several of them.
     pub(super) take_names: SqlStr,
-    /// Read named locks of a session, with fences and without.
+    /// Reads named locks of a session, with fences and without.
     pub(super) read_names: [SqlStr; 2],
-    /// Prepares what locks a row.
+    /// Prepares the statements that lock a row.
     pub(super) lock_row: SqlStr,
-    /// The mark.
+    /// Reads the mark.
     pub(super) mark: SqlStr,
-    /// Change nothing, and fail without the right to change.
+    /// Changes nothing, and fails without the right to change.
     pub(super) rights: [SqlStr; 2],
 }
 
-/// Also where an administrator wrote `infinity`.
+/// The remaining time, also where an administrator wrote `infinity`.
 const LEFT: &str = "(extract(epoch FROM least(expires, clock_timestamp() + interval '1 year') - clock_timestamp()) \
                     * 1000000)::bigint";
-/// What a waiter in line adds to the line about the holder of a row has so many characters.
+/// The number of characters that a waiter in line adds to the line about the holder of a row.
 pub(super) const MARK_LENGTH: usize = IN_LINE.len() + 34;
 
-/// Whether somebody stands in line for the key of this row; in any case for a row of [`TURN`].
+/// Returns the condition that a claim stands in line for the key of this row; it holds for every row of [`TURN`].
 pub(super) fn is_wanted(row: &str) -> String {
     format!("left(right({row}holder, {MARK_LENGTH}), {}) = ' {IN_LINE}='", IN_LINE.len() + 2)
 }
 
-/// The line about the holder of this row without what a waiter in line has added.
+/// Returns the line about the holder of this row without the addition of a waiter in line.
 pub(super) fn unmarked(row: &str) -> String {
     format!("CASE WHEN {} THEN left({row}holder, -{MARK_LENGTH}) ELSE {row}holder END", is_wanted(row))
 }
 
-/// The end of the line about the holder of a row for which this token is the first in line.
+/// Returns the end of the line about the holder of a row for which this token is the first in line.
 pub(super) fn mark_of(token: &str) -> String {
     format!("' {IN_LINE}=' || encode({token}, 'hex')")
 }
 
-/// The channel of the waiter whose token stands at the end of the row's text about the holder.
+/// Returns the channel of the waiter whose token stands at the end of the row's text about the holder.
 pub(super) fn channel_of_first(row: &str) -> String {
     format!("'{TURNS}' || right({row}holder, 32)")
 }
 
-/// The time for which a row is kept for those in line.
+/// Returns the time for which a row is kept for those in line.
 pub(super) fn kept_for_line() -> String {
     format!("{} * interval '1 microsecond'", micros(KEPT_FOR_LINE))
 }
 
-/// The token [`TURN`].
+/// Returns the token [`TURN`].
 pub(super) fn turn() -> String {
     Value::Bytes(&TURN).literal()
 }
 
-/// Whether a row is not to be had at `now`: somebody has it, or it is kept for those in line.
+/// Returns the condition that a row is not to be had at `now`: it is held, or kept for those in line.
 pub(super) fn is_barred(row: &str, now: &str) -> String {
     format!(
         "({row}token IS NOT NULL AND ({row}expires > {now} OR {} AND {row}token <> {} AND {row}expires > {now} - {}))",
@@ -110,7 +111,7 @@ pub(super) fn is_barred(row: &str, now: &str) -> String {
     )
 }
 
-/// What a row is set to when its holder releases it. A row for which a waiter stands in line counts as awaited.
+/// Returns the changes to a row that its holder releases. A row for which a waiter stands in line counts as awaited.
 fn freed() -> String {
     let (wanted, turn, kept) = (is_wanted(""), turn(), kept_for_line());
     format!(
@@ -135,6 +136,7 @@ impl PostgresStatements {
         let elsewhere = Value::Bytes(&ELSEWHERE).literal();
         let is_held = format!("{IS_HELD} AND token NOT IN ({turn}, {elsewhere})");
         let (is_barred, held_is_barred) = (is_barred("", barred_now), is_barred("held.", barred_now));
+        // With a higher fence: whatever the holder still sends is refused.
         let force = |only: &str| {
             sql(format!(
                 r#"WITH freed AS (
@@ -146,8 +148,8 @@ impl PostgresStatements {
             ))
         };
         Self {
-            // Looks first, so that an attempt on a lock that somebody has writes nothing. One that finds its own lock
-            // and reserves several fences was overtaken by a later one: the line about the holder is the later one's.
+            // Looks first, so that an attempt on a lock that is held writes nothing. An attempt that finds its own lock
+            // and reserves several fences was overtaken by a later attempt, whose line about the holder is kept.
             take: sql(format!(
                 r#"WITH seen AS MATERIALIZED (
                     SELECT token, fence, expires, holder FROM {table} WHERE key = $1::bytea
@@ -170,6 +172,8 @@ impl PostgresStatements {
                 UNION ALL
                 SELECT fence, {LEFT}, holder, token FROM seen WHERE token IS NOT NULL AND NOT EXISTS (SELECT FROM taken)"#
             )),
+            // The statement of a baton: the row must still be taken, by that token or the claim's own, and waiters stay
+            // noted.
             take_over: sql(format!(
                 r#"WITH taken AS (
                     UPDATE {table} SET
@@ -185,6 +189,8 @@ impl PostgresStatements {
                 SELECT fence, {LEFT}, holder, token FROM {table}
                 WHERE key = $1 AND {IS_HELD} AND NOT EXISTS (SELECT FROM taken)"#
             )),
+            // The notification is a part of the statement: it is sent with the commit, so that no waiter finds the lock
+            // still taken.
             release: sql(format!(
                 r#"WITH freed AS (
                     UPDATE {table} SET {freed} WHERE key = $1::bytea AND token = $2::bytea
@@ -204,7 +210,7 @@ impl PostgresStatements {
                 SELECT true, awaited, {} FROM kept"#,
                 tell(&format!("NOT {wanted}"), "$3::text")
             )),
-            // No row that somebody else has locked is waited for: all others would wait with it.
+            // No row that another transaction has locked is waited for: all other requests would wait with it.
             take_all: sql(format!(
                 r#"WITH asked AS MATERIALIZED (
                     SELECT * FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::text[], $5::bigint[])
@@ -271,9 +277,9 @@ impl PostgresStatements {
             force: force(""),
             force_of: force("AND token = $3::bytea AND fence = $4::bigint"),
             // The highest fence that was deleted is kept in the mark, where the next row of any key starts. The row
-            // with the fence of a session or a locked row says who has it: it stays for as long as somebody does. With
-            // it goes what says that the key is no lease's. A grant that is newer than what was seen of the locks has a
-            // fence of this moment.
+            // with the fence of a session or a locked row says who has it: it stays for as long as the key is held.
+            // With it goes the row by which the key is no lease's. A grant that is newer than what was seen of the
+            // locks has a fence of this moment.
             prune: sql(format!(
                 r#"WITH names AS MATERIALIZED (SELECT number, int8send(session) AS token FROM ({ADVISORY}) AS locked),
                 transactions AS MATERIALIZED (
@@ -310,6 +316,7 @@ impl PostgresStatements {
                 number = number_of(&place, 1),
                 mark = number_of(&place, 25),
             )),
+            // Looks first: the second waiter finds the note there, and writes nothing.
             await_release: sql(format!(
                 r#"WITH seen AS MATERIALIZED (
                     SELECT awaited FROM {table} WHERE key = $1::bytea AND {is_barred}
@@ -339,8 +346,8 @@ impl PostgresStatements {
     }
 }
 
-/// The number of the advisory lock that the row with a fence, called `row`, is of: of a session, from the first byte of
-/// its digest on, or of those who read a locked row, from the 25th on.
+/// Returns the number of the advisory lock that the row with a fence, called `row`, is of: of a session, from the first
+/// byte of its digest on, or of the readers of a locked row, from the 25th on.
 fn number_of(place: &str, from: usize) -> String {
     let key = "substring(row.key FROM 2)";
     let digest = format!(
@@ -350,12 +357,12 @@ fn number_of(place: &str, from: usize) -> String {
     format!("('x' || encode(substring({digest} FROM {from} FOR 8), 'hex'))::bit(64)::bigint")
 }
 
-/// The table among all that a name may be of.
+/// Returns the table, among all that a name may be of.
 pub(super) fn place(table: &TableName) -> String {
     format!("{}.\"{}\"", table.schema().unwrap_or_default(), table.name())
 }
 
-/// From where all tables and views of this name are read, but for those of sessions, whatever the search path.
+/// Returns the source of all tables and views of this name, but for those of sessions, whatever the search path.
 pub(super) fn named(table: &TableName) -> String {
     format!(
         "FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -364,25 +371,25 @@ pub(super) fn named(table: &TableName) -> String {
     )
 }
 
-/// Whether a table that [`named`] finds was made by somebody whom this user trusts: its schema is in his search path,
-/// by which PostgreSQL draws the line, or it belongs to one whose rights he has, to a superuser, or to the owner of
-/// the database. A superuser has everybody's rights, which says nothing of whom he trusts.
+/// The condition that a table that [`named`] finds was made by a user whom this one trusts: its schema is in this
+/// user's search path, by which PostgreSQL draws the line, or its owner is a user whose rights this one has, a
+/// superuser, or the owner of the database. A superuser has the rights of all users, which says nothing of trust.
 pub(super) const IS_TRUSTED: &str = "(nspname = ANY (current_schemas(false))
     OR relowner = (SELECT datdba FROM pg_database WHERE datname = current_database())
     OR EXISTS (SELECT FROM pg_roles AS owner, pg_roles AS ours WHERE owner.oid = relowner AND ours.rolname = current_user
         AND (owner.rolsuper OR owner.oid = ours.oid OR NOT ours.rolsuper AND pg_has_role(ours.oid, owner.oid, 'USAGE'))))";
 
 /// The schema of the search path in which a table is made that was named without one: the user's own is the last, since
-/// it is in nobody else's path.
+/// no other user has it in the path.
 pub(super) const HOME: &str = "SELECT name::text FROM unnest(current_schemas(false)) WITH ORDINALITY AS path (name, place)
     WHERE name !~ '^pg_' ORDER BY NOT has_schema_privilege(name, 'CREATE'), name = current_user, place LIMIT 1";
 
-/// The values of a step as a row, with one moment of the server's clock.
+/// Returns the values of a step as a row, with one moment of the server's clock.
 pub(super) fn asked(values: &[(&str, Value<'_>)]) -> String {
     asked_as(values, |_, value| value.literal())
 }
 
-/// The same with each value `written` so, at its place from 1 on.
+/// Returns that row with each value `written` so, at its place from 1 on.
 pub(super) fn asked_as(
     values: &[(&str, Value<'_>)],
     written: impl Fn(usize, &Value<'_>) -> String,
@@ -394,7 +401,7 @@ pub(super) fn asked_as(
     format!("asked AS MATERIALIZED (SELECT {}, clock_timestamp() AS now)", values.join(", "))
 }
 
-/// The row of the key, and those of all who have a share of it at this moment.
+/// Returns the row of the key, and those of all shares of it at this moment.
 pub(super) fn standing(table: &str) -> String {
     let shared = format!("decode('{}', 'hex')", hex(&SHARED));
     format!(

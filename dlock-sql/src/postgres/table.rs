@@ -1,4 +1,4 @@
-//! Where tables are that locks may be kept in, and whether one is fit for it.
+//! The tables that locks may be kept in, and whether one is fit for it.
 
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
@@ -7,7 +7,7 @@ use super::statements::{IS_TRUSTED, named};
 use crate::protocol::{Schemas, SqlResult};
 use crate::table::TableName;
 
-/// All schemas with a table of this name.
+/// Returns all schemas with a table of this name.
 pub(super) async fn schemas_of(on: &mut PgConnection, table: &TableName) -> SqlResult<Schemas> {
     let named = named(table);
     let schemas = format!(
@@ -24,7 +24,7 @@ pub(super) async fn schemas_of(on: &mut PgConnection, table: &TableName) -> SqlR
 }
 
 /// Refuses a lock table that is a view or lies elsewhere, has columns of other types, or whose keys may have several
-/// rows. What is no table here has no `xmax`, by which it is found out who has locked a row.
+/// rows. Only a table here has `xmax`, by which it is found out which transaction has locked a row.
 pub(super) async fn check_table(on: &mut PgConnection, table: &TableName) -> SqlResult<()> {
     // A constraint that is deferred is of no use, and `ON CONFLICT` fails beside one.
     let shape = format!(

@@ -31,7 +31,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The type of the parameter that takes it.
+    /// Returns the type of the parameter that takes it.
     pub(super) const fn kind(&self) -> &'static str {
         match self {
             Self::Bytes(_) => "bytea",
@@ -43,8 +43,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// As it stands in a statement, whatever the settings of the session: nothing of the value itself is in it but
-    /// digits.
+    /// Returns the value as it is written into a statement, whatever the settings of the session: nothing of the value
+    /// itself is in it but digits.
     pub(super) fn literal(&self) -> String {
         let bytes = |bytes: &[u8]| format!("decode('{}', 'hex')", hex(bytes));
         let text = |text: &str| format!("convert_from({}, 'UTF8')", bytes(text.as_bytes()));
@@ -60,7 +60,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The statement with its values in the places of `$1`, `$2`, ...
+/// Returns the statement with its values in the places of `$1`, `$2`, ...
 pub(super) fn written_into(statement: &str, values: &[Value<'_>]) -> String {
     let mut parts = statement.split('$');
     let mut text = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,17 @@
 //! One claim on a row.
+//!
+//! ```text
+//!     clean --> attempt --+-- busy: `contended`, perhaps `place`, `keeps_out` ---> attempt, withdraw
+//!                         +-- not known: `in_flight` keeps it -------------------> attempt, withdraw
+//!                         +-- granted: `held` ---> renew, downgrade -------------> withdraw, leave
+//!
+//!     downgrade not answered: `downgrades`, sent again by each renewal
+//!     withdraw, leave: `in_flight.end`, then the release; unsettled while an attempt may still arrive
+//! ```
+//!
+//! An attempt that finds the key with sessions or locked rows sets `elsewhere`, and [`attempt`](Claim::attempt) moves
+//! the key. From the moment at which a claim finds shares, or becomes one, `shared` sends it by the transaction for
+//! those.
 
 mod attempts;
 mod several;
@@ -28,7 +41,7 @@ use crate::questions::Turn;
 use crate::stored;
 use crate::way::Way;
 
-/// How often a claim takes a key back that others of its ways take at the same time.
+/// The number of times that a claim takes a key back that claims of its other ways take at the same time.
 const TRIES: u32 = 3;
 
 /// A claim on a lease row of a database server.
@@ -36,27 +49,28 @@ pub struct RowClaim<S: LeaseTable> {
     rows: Arc<Rows<S>>,
     request: ClaimRequest,
     clock: RequestClock,
-    /// How many fences the next attempt reserves.
+    /// The number of fences that the next attempt reserves.
     reserves: u32,
     in_flight: Attempts,
     held: Option<Holding>,
-    /// From when the lease counts.
+    /// The moment from which the lease counts.
     since: Instant,
-    /// Somebody had the lock at the last attempt.
+    /// Set if the lock was held at the last attempt.
     contended: bool,
-    /// Several may hold the lock, or were seen to.
+    /// Set if several may hold the lock, or were seen to.
     shared: bool,
-    /// It was to become a reader's, and the outcome is not known.
+    /// Set while the lock is to become a reader's, and the outcome is not known.
     downgrades: bool,
-    /// It keeps newcomers out.
+    /// Set while it keeps newcomers out.
     keeps_out: bool,
-    /// The last attempt found a key of sessions or locked rows.
+    /// Set if the last attempt found a key of sessions or locked rows.
     elsewhere: bool,
-    /// Its place among those who wait in order.
+    /// The place among those that wait in order.
     place: Place,
     listener: Option<Listener>,
-    /// The grant that somebody else had at the last attempt, and the one whose release is known to be told.
+    /// The fence of the holder at the last attempt.
     seen: Option<Fence>,
+    /// The fence of the grant whose release will be published, since a waiter is noted with it.
     noted: Option<Fence>,
 }
 
@@ -89,6 +103,8 @@ impl<S: LeaseTable> RowClaim<S> {
     async fn release(&self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
         let ClaimRequest { key, token, request_timeout: limit, .. } = &self.request;
         let connections = &self.rows.connections;
+        // A claim that may have a share, a preference or a place is withdrawn by the transaction that knows of these; a
+        // granted one in line has none of them any more.
         let is_in_line = self.request.fair && self.held.is_none();
         if (self.shared || is_in_line) && taken_for.is_none() {
             return self.release_share().await;
@@ -112,8 +128,11 @@ impl<S: LeaseTable> RowClaim<S> {
     async fn give_back(&mut self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
         self.listener = None;
         self.rows.check()?;
+        // Before the release, and for a short time only: an attempt that arrives after it would take the lock for a
+        // claim that is gone.
         self.in_flight.end(self.request.lease).await;
         let withdrawn = self.release(taken_for).await?;
+        // Noted after the answer: a dropped or failed withdrawal is made once more.
         (self.held, self.keeps_out, self.place) = (None, false, Place::default());
         Ok(if self.in_flight.withdrawn() { withdrawn } else { withdrawn.unsettled() })
     }
@@ -121,11 +140,11 @@ impl<S: LeaseTable> RowClaim<S> {
     /// Makes one attempt, and notes when the key turns out to be of sessions or locked rows.
     async fn attempt_once(&mut self) -> Result<Attempt, Failure> {
         self.in_flight.look();
-        // Nothing was sent when there is no time left for it.
+        // If this fails, nothing was sent: its bound is less than the time that the engine waits.
         self.rows.ready(self.request.request_timeout * 3 / 4).await?;
         let server = Arc::clone(self.rows.connections.server());
         match &mut self.listener {
-            // What has happened until now does not count.
+            // Earlier notifications do not count.
             Some(listener) => listener.forget(),
             // Listening begins before the question, so that no release is missed.
             none if self.contended && !self.request.fair => {
@@ -140,14 +159,17 @@ impl<S: LeaseTable> RowClaim<S> {
         if self.request.fair && (self.contended || !self.in_flight.is_empty()) {
             return self.attempt_in_line().await;
         }
+        // Taken before the request may be sent: the lease counts from here.
         self.since = Instant::now();
         let ClaimRequest { key, token, lease, .. } = &self.request;
-        // What others of this process learn does not say whether it is this token that holds the lock.
+        // The answer to another claim of this process does not say whether it is this token that holds the lock.
         let left = self.request.takes_over;
         let fresh = self.in_flight.is_empty() && left.is_none();
         let fences = if fresh { self.reserves } else { 1 };
         let holder = stored::line(&self.request, fences);
         let ask = Ask { key: key.clone(), token: *token, lease: *lease, holder, fences };
+        // Looking before writing disturbs the holder less. Not while an attempt is in flight: its grant would look like
+        // that of another owner.
         let contended = self.contended && self.in_flight.is_empty();
         let (connections, mut limits) = (Arc::clone(&self.rows.connections), self.limits());
         let rows = Arc::clone(&self.rows);
@@ -156,6 +178,7 @@ impl<S: LeaseTable> RowClaim<S> {
         let joint = match fresh {
             false => Ok(None),
             true if connections.has_pool() => {
+                // The time in the queue of this process is no part of the request.
                 self.clock.queued();
                 let end = Instant::now() + limits.patience;
                 match rows.questions.turn(&ask.key, end).await {
@@ -163,7 +186,7 @@ impl<S: LeaseTable> RowClaim<S> {
                         asking = Some(turn);
                         // This may be polled elsewhere by now, where the pool cannot be used.
                         route = connections.route(Kind::Ordinary);
-                        // What is left of it is for the pool.
+                        // The rest of the time is for the pool.
                         limits.patience = end.saturating_duration_since(Instant::now());
                         Ok(None)
                     }
@@ -171,10 +194,12 @@ impl<S: LeaseTable> RowClaim<S> {
                     Err(failure) => Err(failure),
                 }
             }
-            true => match route.line() {
-                Some(lane) => {
+            true => match route.batching_pool() {
+                Some(runtime_pool) => {
+                    // In flight before it is queued: it may be sent at any moment, also after this call was dropped.
                     let attempt = self.in_flight.begin(&self.clock);
-                    let answer = ask_together(&connections, &lane, ask.clone(), limits, &attempt).await;
+                    let answer =
+                        ask_together(&connections, &runtime_pool, ask.clone(), limits, &attempt).await;
                     self.in_flight.answered(&attempt, &answer);
                     answer
                 }
@@ -184,6 +209,7 @@ impl<S: LeaseTable> RowClaim<S> {
         let answer = match joint.transpose() {
             Some(answer) => answer,
             None => {
+                // By itself: it was not sent with others, or their answer did not decide on it.
                 let (ask, attempt) = (ask.clone(), self.in_flight.begin(&self.clock));
                 let sent = Arc::clone(&attempt);
                 let answer = match left {
@@ -194,14 +220,14 @@ impl<S: LeaseTable> RowClaim<S> {
                 answer
             }
         };
-        // What is refused for good each finds out by itself.
+        // A refusal for good is not passed on: each claim finds out by itself.
         if let (Some(asking), Ok(taken @ (Taken::Granted(_) | Taken::Busy(_)))) = (asking, &answer) {
             asking.found_taken(ask.seen_by_others(taken));
         }
         match answer? {
             Taken::Granted(fence) => {
                 (self.held, self.listener) = (Some(self.rows.connections.hold()), None);
-                // Were the next attempt to look first, it would take its own lock for another owner's.
+                // The attempt that follows must not look first: it would take its own lock for that of another owner.
                 self.contended = false;
                 Ok(Attempt::Granted(stored::grant(self.request.lease, fence, fences)))
             }
@@ -212,7 +238,7 @@ impl<S: LeaseTable> RowClaim<S> {
                         holder = self.rows.inspect(&self.request.key).await?.map(Box::new);
                     }
                     Some(mode @ Mode::Permits { .. }) => return Err(self.conflict(mode)),
-                    // From now on it has a place.
+                    // From now on the claim has a place.
                     _ if self.request.fair && self.request.waits => return self.attempt_share().await,
                     Some(Mode::Shared) if self.request.has_preference() => {
                         self.shared = true;
@@ -242,6 +268,8 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
             if !std::mem::take(&mut self.elsewhere) {
                 return Ok(attempt);
             }
+            // Moved by a step of its own, and only once an attempt has found it so: attempts that find lease rows pay
+            // nothing for it.
             let (step, limit) = (TakeBack(self.request.key.clone()), self.request.request_timeout);
             let held = self.rows.connections.within(Kind::Ordinary, step, limit).await;
             if let Some(theirs) = held.map_err(unchanged)? {
@@ -258,7 +286,8 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
                 self.listener =
                     releases.map(|releases| releases.listen_turn(&self.request.token)).transpose()?;
             }
-            // The first news is that it is heard now: what was said before is found out by asking once more.
+            // The first notification says that the server sends them from now on: what happened before is found out by
+            // asking once more.
             return match &mut self.listener {
                 Some(listener) => listener.changed().await,
                 None => std::future::pending().await,
@@ -268,12 +297,14 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
             let releases = self.rows.connections.server().releases();
             self.listener = releases.map(|releases| releases.listen(&self.request.key)).transpose()?;
         }
-        // Releases are published, and left to others, where somebody is known to wait; that is noted once for each
-        // grant.
+        // A holder publishes its release, and leaves the lock to others, only where its row says that a claim waits;
+        // that is noted once for each grant. Not before the server sends notifications: the release could come in
+        // between.
         let is_quiet = self.listener.as_ref().is_none_or(Listener::is_quiet);
         if is_quiet && (self.seen.is_none() || self.seen != self.noted) {
             let step = AwaitRelease(self.request.key.clone());
             let limit = self.request.request_timeout;
+            // The lock is free by now: ask at once.
             if !self.rows.connections.within(Kind::Ordinary, step, limit).await? {
                 return Ok(());
             }
@@ -291,7 +322,7 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         if self.downgrades {
-            // In which form it is held is not known, and this extends it in either.
+            // It is not known in which form it is held; this extends it in either.
             return self.downgrade().await;
         }
         self.rows.renewals.extend(&self.request, &self.clock, &mut self.since).await
@@ -310,6 +341,7 @@ impl<S: LeaseTable> Claim for RowClaim<S> {
             (self.request.mode, self.shared, self.downgrades) = before;
         }
         let is_ours = answer?;
+        // Only with an answer: until then the next renewal sends the step again.
         (self.downgrades, self.since) = (false, since);
         Ok(if is_ours { Renewed::Extended } else { Renewed::Gone })
     }

@@ -16,44 +16,45 @@ use crate::way::Way;
 /// The lease rows of keys that one holder has at a time.
 #[doc(hidden)]
 pub trait LeaseTable: ShareTable {
-    /// How many leases one statement renews.
+    /// The number of leases that one statement renews.
     const RENEWED_AT_ONCE: usize;
-    /// How many locks one statement takes or releases at the most.
+    /// The largest number of locks that one statement takes or releases.
     const TOGETHER: usize;
-    /// How often waiters ask that are not notified.
+    /// The pauses of waiters that are not notified.
     const POLLING: (Duration, Duration);
 
-    /// Takes the lock if it is free or ours. `contended`: somebody had it a moment ago. Changes nothing on a connection
-    /// on which it would not be a transaction by itself, and fails.
+    /// Takes the lock if it is free or the claim's own. `contended`: it was held a moment ago. Changes nothing on a
+    /// connection on which it would not be a transaction by itself, and fails.
     fn take(
         &self,
         on: &mut Conn<Self>,
         ask: &Ask,
         contended: bool,
     ) -> impl Future<Output = SqlResult<Taken>> + Send;
-    /// Has a key of sessions or locked rows locked by leases from now on, unless it is held: in which way. The fence of
-    /// its row is then no lower than any before.
+    /// Moves a key of sessions or locked rows to lease rows, unless it is held. Returns the way in which it is held.
+    /// The fence of its row is then no lower than any before.
     fn take_back(
         &self,
         on: &mut Conn<Self>,
         key: &Key,
     ) -> impl Future<Output = SqlResult<Option<Way>>> + Send;
-    /// Takes over what stands under the token that was left behind, and adopts what is ours, while its time has not
-    /// ended; those who wait stay noted. Changes nothing else.
+    /// Takes over the lock under the token that was left behind, or adopts the claim's own, while its time has not
+    /// ended; those that wait stay noted. Changes nothing else.
     fn take_over(
         &self,
         on: &mut Conn<Self>,
         ask: &Ask,
         left: &Token,
     ) -> impl Future<Output = SqlResult<Taken>> + Send;
-    /// Gives the lock back and wakes who waits; nothing when it was not ours.
+    /// Releases the lock and wakes waiters. Returns `None` when it was not the claim's.
     fn release(
         &self,
         on: &mut Conn<Self>,
         key: &Key,
         token: &Token,
     ) -> impl Future<Output = SqlResult<Option<Released>>> + Send;
-    /// Gives the lock back, leaves its row taken for so long, and wakes who waits; nothing when it was not ours.
+    /// Releases the lock, leaves its row taken for so long, and wakes waiters. Returns `None` when it was not the
+    /// claim's.
     fn leave_taken(
         &self,
         on: &mut Conn<Self>,
@@ -61,8 +62,8 @@ pub trait LeaseTable: ShareTable {
         token: &Token,
         taken_for: Duration,
     ) -> impl Future<Output = SqlResult<Option<Released>>> + Send;
-    /// Takes locks with different keys that are free or ours: what became of each, or nothing where that has to be
-    /// asked for by itself.
+    /// Takes locks with different keys that are free or the claims' own. Returns the outcome of each, or `None` where
+    /// that has to be asked for by itself.
     fn take_all(
         &self,
         on: &mut Conn<Self>,
@@ -76,7 +77,8 @@ pub trait LeaseTable: ShareTable {
             Ok(taken)
         }
     }
-    /// Releases locks with different keys: what was found of each, or nothing where that has to be asked for by itself.
+    /// Releases locks with different keys. Returns what was found of each, or `None` where that has to be asked for by
+    /// itself.
     fn release_all(
         &self,
         on: &mut Conn<Self>,
@@ -90,56 +92,56 @@ pub trait LeaseTable: ShareTable {
             Ok(released)
         }
     }
-    /// Extends what is still ours, and says which of these it is; nothing when all of them are.
+    /// Extends the leases that are still in place, and returns which these are; `None` when all of them are.
     fn renew(
         &self,
         on: &mut Conn<Self>,
         leases: &[Lease],
     ) -> impl Future<Output = SqlResult<Option<HashSet<usize>>>> + Send;
-    /// Who has the lock; of several holders the last that was granted it.
+    /// Returns the holder of the lock; of several holders the last that was granted it.
     fn read(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<Option<Holder>>> + Send;
-    /// Some locks that are held, in the order of their keys' bytes, after this one.
+    /// Returns some locks that are held, in the order of their keys' bytes, after this one.
     fn list(
         &self,
         on: &mut Conn<Self>,
         after: &[u8],
     ) -> impl Future<Output = SqlResult<Vec<(Vec<u8>, Holder)>>> + Send;
-    /// Which grant stands in the row of a key; `None` where there is no row, or nobody has it.
+    /// Returns the grant in the row of a key; `None` where there is no row, or it is free.
     fn identify(
         &self,
         on: &mut Conn<Self>,
         key: &Key,
     ) -> impl Future<Output = SqlResult<Option<RowIdentity>>> + Send;
-    /// Frees the lock whoever has it, or only of this grant, with a higher fence, and wakes who waits: whether somebody
-    /// had it.
+    /// Frees the lock of any holder, or only of this grant, with a higher fence, and wakes waiters. Returns whether it
+    /// was held.
     fn force(
         &self,
         on: &mut Conn<Self>,
         key: &Key,
         only: Option<&RowIdentity>,
     ) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Deletes some free rows that nobody used for this long, of those after a key.
+    /// Deletes some free rows, of those after a key, that were not used for this long.
     fn prune(
         &self,
         on: &mut Conn<Self>,
         unused: Duration,
         after: &[u8],
     ) -> impl Future<Output = SqlResult<Pruned>> + Send;
-    /// Notes with the lock that somebody waits for it; whether anybody has it.
+    /// Notes with the lock that a claim waits for it. Returns whether it is held.
     fn await_release(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<bool>> + Send;
 }
 
-/// The lease rows of keys that several holders have at a time, and of those who wait in order.
+/// The lease rows of keys that several holders have at a time, and of those that wait in order.
 #[doc(hidden)]
 pub trait ShareTable: Server {
-    /// Takes the lock, or a share of it, if what others have of it allows that.
+    /// Takes the lock, or a share of it, if the shares of others allow that.
     fn take_share(
         &self,
         on: &mut Conn<Self>,
         ask: &ShareAsk,
     ) -> impl Future<Output = SqlResult<ShareTaken>> + Send;
-    /// Releases what this token has, with its preference and its place in line if it may have one, and wakes who waits;
-    /// whether it had the lock.
+    /// Releases what this token has, with its preference and its place in line if it may have one, and wakes waiters.
+    /// Returns whether it had the lock.
     fn release_share(
         &self,
         on: &mut Conn<Self>,
@@ -147,8 +149,8 @@ pub trait ShareTable: Server {
         token: &Token,
         fair: bool,
     ) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Reads the line for a key as the waiter with this place finds it, and changes nothing; `None` where it has lost
-    /// its place.
+    /// Reads the line for a key as the waiter with this place finds it, and changes nothing. Returns `None` where it
+    /// has lost its place.
     fn look_in_line(
         &self,
         on: &mut Conn<Self>,
@@ -156,14 +158,14 @@ pub trait ShareTable: Server {
         token: &Token,
         place: i64,
     ) -> impl Future<Output = SqlResult<Option<LineSeen>>> + Send;
-    /// As [`LeaseTable::renew`], for shares.
+    /// Extends shares, as [`LeaseTable::renew`] does with locks.
     fn renew_shares(
         &self,
         on: &mut Conn<Self>,
         leases: &[Lease],
     ) -> impl Future<Output = SqlResult<Option<HashSet<usize>>>> + Send;
-    /// Turns a lock that this token has into a share, and extends that, or the share that it has already; wakes who
-    /// waits. Whether it had any.
+    /// Turns a lock that this token has into a share, and extends that, or the share that it has already; wakes
+    /// waiters. Returns whether it had any.
     fn downgrade(
         &self,
         on: &mut Conn<Self>,
@@ -171,8 +173,8 @@ pub trait ShareTable: Server {
         token: &Token,
         lease: Duration,
     ) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Leaves the share that this token has for a baton, for so long, or no longer than it is left already. Whether
-    /// there was one.
+    /// Leaves the share that this token has for a baton, for so long, or no longer than it is left already. Returns
+    /// whether there was one.
     fn leave_share(
         &self,
         on: &mut Conn<Self>,
@@ -180,9 +182,9 @@ pub trait ShareTable: Server {
         token: &Token,
         taken_for: Duration,
     ) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// All who have the lock, or a share of it.
+    /// Returns all holders of the lock, or of a share of it.
     fn occupancy(&self, on: &mut Conn<Self>, key: &Key) -> impl Future<Output = SqlResult<Occupancy>> + Send;
-    /// Changes how many permits there are, and wakes who waits.
+    /// Changes the number of permits, and wakes waiters.
     fn resize(
         &self,
         on: &mut Conn<Self>,

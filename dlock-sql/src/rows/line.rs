@@ -1,15 +1,22 @@
-//! Who waits for a lock in the order in which they came.
+//! The waiters for a lock, in the order in which they came.
 //!
-//! Each of them has a row beside the row of the key, with its place as the fence and its token. It expires when nothing
-//! is heard of the waiter; then it counts for nothing, and is deleted by the next one who gets the lock. Numbers
-//! begin anew when a line is empty, so that a place is only ever found together with its token.
+//! Each of them has a row beside the row of the key, with its place as the fence, and its token. It expires when the
+//! waiter has not asked for some time; then it counts for nothing, and is deleted by the next claim that gets the lock.
+//! Numbers begin anew when a line is empty, so that a place is only ever found together with its token.
 //!
-//! The row of the key says that there is a line: the token of the first stands at the end of its line about the holder.
-//! Whoever releases the lock finds it there, leaves the row to those in line, under the token
-//! [`TURN`](crate::stored::TURN), and notifies the first where the server can do that. So whoever knows nothing of all
-//! this finds the lock taken. Also when its holder's lease has ended the row is kept for those in line, for a while.
-//! Whose turn it is, is decided by the rows of those who wait, when one of them asks: the first of whom anything is
-//! heard. Whoever changes any of them locks the row of the key first, as with [shares](super::shares).
+//! ```text
+//!     asks, is not first       asks again: place kept       its turn, the row is free
+//!     ------------------> place ----------------------> place --------------------------> granted, place deleted
+//!                           |
+//!                           +- silent for too long: counts for nothing, and deleted by the next grant
+//! ```
+//!
+//! The row of the key says that there is a line: the token of the first waiter stands at the end of its line about the
+//! holder. A release finds it there, leaves the row to those in line, under the token [`TURN`](crate::stored::TURN),
+//! and notifies the first where the server can do that. So a claim that knows nothing of all this finds the lock taken.
+//! Also when its holder's lease has ended the row is kept for those in line, for a while. When one of the waiters asks,
+//! the rows of all decide on the turn: it is that of the first that was not silent for too long. Each change of these
+//! rows locks the row of the key first, as with [shares](super::shares).
 
 use std::time::{Duration, Instant};
 
@@ -18,32 +25,32 @@ use dlock_core::{Holder, Key};
 
 use crate::digest::digest;
 
-/// What begins the keys of these rows, which no text begins with.
+/// The first byte of the keys of these rows, with which no text begins.
 const LINE: u8 = 0xfc;
-/// How many bytes of the digest of a key these have.
+/// The number of bytes of the digest of a key in these.
 const DIGEST: usize = 24;
 
-/// For how long the row of a key is kept for those in line when nothing is heard of them.
+/// The time for which the row of a key is kept for those in line when they are silent.
 pub(crate) const KEPT_FOR_LINE: Duration = Duration::from_secs(3);
 
-/// How long a place is kept when nothing is heard of its waiter, how much longer for each place before it, and the
-/// bound of that.
+/// The time for which the place of a silent waiter is kept, how much longer for each place before it, and the bound of
+/// that.
 pub(crate) const KEPT: Duration = PREFERENCE_ALIVE;
 pub(crate) const KEPT_PER_PLACE: Duration = Duration::from_millis(2);
 pub(crate) const KEPT_LONGER: Duration = Duration::from_secs(8);
 
-/// How much longer a waiter pauses for each place before its own, where the server notifies no waiter of its turn.
+/// The pause of a waiter for each place before its own, where the server notifies no waiter of its turn.
 const PAUSE_PER_PLACE: Duration = Duration::from_millis(4);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How long the first in line pauses then before it asks again.
+/// The pause then of the first in line before it asks again.
 const FIRST_ASKS: Duration = Duration::from_millis(4);
 
-/// The keys of the rows of those who wait for a key.
+/// The keys of the rows of those that wait for a key.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
-    /// What is lower than all of them, and what they begin with.
+    /// The prefix of all of them, which is lower than each.
     pub(crate) low: Vec<u8>,
-    /// What is higher.
+    /// A key that is higher than each.
     pub(crate) high: Vec<u8>,
 }
 
@@ -60,27 +67,27 @@ impl Places {
     }
 }
 
-/// What an attempt in line says of its place.
+/// The place of a claim, as its attempt states it.
 #[derive(Clone, Debug)]
 pub(crate) struct Stand {
-    /// Whether it takes a place when it is not its turn.
+    /// Is `true` if it takes a place when it is not its turn.
     pub(crate) waits: bool,
     /// The place that it has, as far as it knows.
     pub(crate) known: Option<i64>,
 }
 
-/// What a claim knows of its place.
+/// The place of a claim, as it knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) number: Option<i64>,
-    /// How many are before it, at the most.
+    /// The largest possible number of waiters before it.
     before: u32,
-    /// When it is worth while to ask again.
+    /// The moment from which it is worth while to ask again.
     asks_at: Option<Instant>,
 }
 
 impl Place {
-    /// The place of this number, with so many before it at the most.
+    /// Makes the place of this number, with so many before it at the most.
     pub(crate) fn of(number: i64, before: i64, is_told: bool) -> Self {
         let before = u32::try_from(before.max(0)).unwrap_or(u32::MAX);
         let mut place = Self { number: Some(number), before, asks_at: None };
@@ -89,23 +96,25 @@ impl Place {
         place
     }
 
-    /// Whether it is not worth while yet to ask again.
+    /// Returns `true` if it is not worth while yet to ask again.
     pub(super) fn pauses(&self) -> bool {
         self.asks_at.is_some_and(|at| Instant::now() < at)
     }
 
-    /// How long it pauses where nobody is notified.
+    /// Returns the pause where no waiter is notified.
     fn pause(&self) -> Duration {
         PAUSE_PER_PLACE.saturating_mul(self.before).min(LONGEST_PAUSE)
     }
 
-    /// How long it is kept when nothing is heard of it.
+    /// Returns for how long it is kept when its waiter is silent.
     pub(super) fn kept(&self) -> Duration {
         KEPT + KEPT_PER_PLACE.saturating_mul(self.before).min(KEPT_LONGER)
     }
 
-    /// When the engine is to ask again, which may be before the holder's lease ends.
+    /// Returns the time after which the engine is to ask again, which may be before the holder's lease ends.
     pub(super) fn retry_after(&self, left: Option<Duration>, is_told: bool) -> Option<Duration> {
+        // A notified waiter has nothing to ask about. Only the end of a lease comes without a notification, and only
+        // the first can use it.
         if is_told {
             return left.filter(|_| self.before == 0);
         }
@@ -117,12 +126,12 @@ impl Place {
 /// The line as one of its waiters finds it.
 #[derive(Debug)]
 pub struct LineSeen {
-    /// Who holds the lock.
+    /// The holder of the lock.
     pub(crate) holder: Option<Box<Holder>>,
-    /// Whether it may be taken, or it can not be told.
+    /// Is `true` if it may be taken, or that is not known.
     pub(crate) is_free: bool,
-    /// For how long the place is kept.
+    /// The time for which the place is still kept.
     pub(crate) kept: Duration,
-    /// How many are before it, at the most.
+    /// The largest possible number of waiters before it.
     pub(crate) before: i64,
 }

@@ -1,4 +1,4 @@
-//! What is done with lease rows on a connection.
+//! The steps on lease rows.
 
 use std::collections::HashSet;
 use std::time::Duration;

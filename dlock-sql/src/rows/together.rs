@@ -7,17 +7,17 @@ use dlock_core::{Failure, Holder, Key, Token};
 
 use super::lease_table::LeaseTable;
 use super::steps::{Release, ReleaseAll, TakeAll};
-use crate::gateway::{Connections, Joint, Kind, Lane, Line, Progress, ask_together};
+use crate::gateway::{Connections, Joint, Kind, PendingBatch, Progress, RuntimePool, ask_together};
 use crate::limits::Limits;
 use crate::protocol::{Ask, Released, Taken};
 use crate::stored;
 
 impl Ask {
-    /// Who has the lock after this attempt, as far as is known.
+    /// Returns the holder of the lock after this attempt, as far as is known.
     pub(super) fn seen_by_others(&self, taken: &Taken) -> Option<Box<Holder>> {
         match taken {
             Taken::Granted(fence) => {
-                // One that is not known is below zero in a row.
+                // An unknown fence is below zero in a row.
                 let fence = fence.and_then(|fence| i64::try_from(fence.get()).ok()).unwrap_or(-1);
                 Some(Box::new(stored::holder(&self.holder, fence, self.lease)))
             }
@@ -33,8 +33,8 @@ impl<S: LeaseTable> Joint<S> for Ask {
     type Reply = Taken;
     type All = TakeAll;
 
-    fn line(lane: &Lane<S>) -> &Line<Self, Taken> {
-        &lane.takes
+    fn pending(runtime_pool: &RuntimePool<S>) -> &PendingBatch<Self, Taken> {
+        &runtime_pool.takes
     }
 
     fn key(&self) -> &Key {
@@ -46,6 +46,8 @@ impl<S: LeaseTable> Joint<S> for Ask {
     }
 
     fn after(&self, first: &Self, reply: &Taken) -> Option<Taken> {
+        // With another token the lock is the first one's. That of the same claim can only be an earlier attempt of its
+        // own.
         Some(match reply {
             Taken::Granted(fence) if self.token == first.token => Taken::Granted(*fence),
             Taken::Elsewhere(way) => Taken::Elsewhere(*way),
@@ -60,8 +62,8 @@ impl<S: LeaseTable> Joint<S> for (Key, Token) {
     type Reply = Released;
     type All = ReleaseAll;
 
-    fn line(lane: &Lane<S>) -> &Line<Self, Released> {
-        &lane.releases
+    fn pending(runtime_pool: &RuntimePool<S>) -> &PendingBatch<Self, Released> {
+        &runtime_pool.releases
     }
 
     fn key(&self) -> &Key {
@@ -72,6 +74,7 @@ impl<S: LeaseTable> Joint<S> for (Key, Token) {
         ReleaseAll(requests.iter().copied().cloned().collect())
     }
 
+    // A second release has nothing to follow from the first: it is sent.
     fn after(&self, _: &Self, _: &Released) -> Option<Released> {
         None
     }
@@ -85,10 +88,14 @@ pub(super) async fn release_together<S: LeaseTable>(
     token: &Token,
     limit: Duration,
 ) -> Result<Option<Released>, Failure> {
+    // Decided once: the same route serves both ways of sending.
     let route = connections.route(Kind::Release);
-    if let Some(lane) = route.line().filter(|_| S::TOGETHER > 1) {
+    if let Some(runtime_pool) = route.batching_pool().filter(|_| S::TOGETHER > 1) {
         let (limits, progress) = (Limits::of(limit, limit), Arc::new(Progress::new()));
-        let released = ask_together(connections, &lane, (key.clone(), *token), limits, &progress).await?;
+        let released =
+            ask_together(connections, &runtime_pool, (key.clone(), *token), limits, &progress).await?;
+        // No answer: the release was not sent with the others, or the row was not found by their statement. It goes by
+        // itself.
         if released.is_some() {
             return Ok(released);
         }

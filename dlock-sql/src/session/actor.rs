@@ -1,4 +1,19 @@
 //! The task that drives one connection.
+//!
+//! ```text
+//!                  a command                      nothing held for 30 s, or `close`
+//!     no session ------------> session -------------------------------------------> no session
+//!                               |   ^ \
+//!                               |   |  +--- broken, no answer in time, an answer of another session:
+//!                               +---+       `give_up`, every hold is lost ---------> no session
+//!                       an answer: `prove`, every hold is trusted
+//!                       as of the moment at which the statement was sent
+//!
+//!     hold:   trusted --- a third of its lease without an answer ---> suspect --- an answer ---> trusted
+//! ```
+//!
+//! Any doubt about the session closes the connection: what the server may still keep by it ends with it, so that no
+//! answer is ever guessed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,22 +40,22 @@ use crate::server::Server;
 
 /// The longest pause between two signs of life.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How long an answer may take before the connection is given up with all its locks: a third of the shortest lease
-/// within these bounds. Holds know by themselves, and earlier, that they cannot be relied on.
+/// The bounds of the time for an answer, which is a third of the shortest lease. After it the connection is given up
+/// with all its locks; holds know by themselves, and earlier, that they cannot be relied on.
 const RESPONSE_TIMEOUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// A connection that has kept nothing for this long is closed.
+/// The time after which a connection that keeps nothing is closed.
 const IDLE: Duration = Duration::from_secs(30);
-/// For this long a failure to connect is the answer for all who need the connection.
+/// The time for which a failure to connect is the answer to all commands that need the connection.
 const CONNECT_ERROR_TTL: Duration = Duration::from_millis(100);
-/// How often a statement is tried that another transaction was in the way of.
+/// The number of times that a statement is tried that another transaction was in the way of.
 const TRIES: u32 = 3;
 
-/// How many commands are carried out together.
+/// The number of commands that are carried out together.
 pub(super) const AT_ONCE: usize = 64;
-/// How long the task that drives a connection sleeps at the most.
+/// The longest sleep of the task that drives a connection.
 pub(super) const PAUSE: Duration = HEARTBEAT;
 
-/// What was found busy just now, for who wants to read it or has it alone, and who has it.
+/// The names that were found busy just now, for reading or for holding alone, with their holders.
 type Busy = HashMap<(Id, bool), Option<Box<Holder>>>;
 
 /// One connection, and the locks on it.
@@ -51,10 +66,10 @@ pub(super) struct ConnectionActor<M: Strategy> {
     held: HeldLocks,
     /// The shortest lease of what is held, or was held with it.
     shortest: Duration,
-    /// When the last statement was sent whose answer all holds were notified of.
+    /// The moment at which the last statement was sent whose answer was reported to all holds.
     proven: Instant,
     used: Instant,
-    /// Some holds are suspect.
+    /// Set while some hold is suspect.
     doubted: bool,
     failed: Option<(Instant, Failure)>,
 }
@@ -71,19 +86,19 @@ impl<M: Strategy> ConnectionActor<M> {
         self.session.is_some()
     }
 
-    /// When the connection needs a sign of life, or has been idle for too long.
+    /// Returns the moment at which the connection needs a sign of life, or has been idle for too long.
     pub(super) fn due(&self) -> Instant {
         if self.held.is_empty() { self.used + IDLE } else { self.proven + self.heartbeat() }
     }
 
-    /// Does what is due.
+    /// Sends a sign of life, or closes the connection, if that is due.
     pub(super) async fn look_after(&mut self) {
         if !self.is_open() || self.due() > Instant::now() {
             return;
         }
         match self.held.is_empty() {
             true => self.close().await,
-            // A failure has told all holds already.
+            // A failure has notified all holds already.
             false => drop(self.perform(&Statement::Ping).await),
         }
     }
@@ -92,11 +107,12 @@ impl<M: Strategy> ConnectionActor<M> {
         (self.shortest / 6).min(HEARTBEAT)
     }
 
-    /// A claim sends the next command when it has, or does not wait for, the answer to the one before. So what releases
-    /// can go first, and a command to take that nobody waits for is none: nothing of it is on the server.
+    /// Carries out commands that came together.
     pub(super) async fn carry_out(&mut self, commands: &mut Vec<Command>) {
         self.used = Instant::now();
         let (mut takes, mut leaves, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        // A claim sends its next command when it has, or no longer waits for, the answer to the one before. So releases
+        // can go first, and free what a take of the same batch wants.
         for command in commands.drain(..) {
             match command {
                 Command::Take(take) => takes.push(take),
@@ -107,11 +123,14 @@ impl<M: Strategy> ConnectionActor<M> {
         if !leaves.is_empty() {
             self.leave(leaves).await;
         }
+        // A caller that waits no more may have sent its release already, which was among those above: taken now, the
+        // lock would stay. Nothing of the take is on the server, so that it can be dropped.
         takes.retain(|take| !take.answer.is_closed());
         let mut busy = HashMap::new();
         let (readers, takes) = takes.into_iter().partition(Take::reads);
         let mut rest = self.take_together(takes, &mut busy).await;
         rest.append(&mut self.take_together(readers, &mut busy).await);
+        // A single take has no busy name to be compared with, which saves making its name twice.
         let is_last = rest.len() == 1 && busy.is_empty();
         for take in rest {
             if is_last {
@@ -120,7 +139,7 @@ impl<M: Strategy> ConnectionActor<M> {
                 continue;
             }
             let id = (self.name(&take.request.key).0, take.reads());
-            // It was busy after this command had come.
+            // The name was found busy after this command had come: the answer holds for it too.
             let taken = match busy.get(&id).cloned() {
                 Some(holder) => Ok(Taken::Busy(holder)),
                 None => self.take(&take).await,
@@ -130,6 +149,7 @@ impl<M: Strategy> ConnectionActor<M> {
             }
             drop(take.answer.send(taken));
         }
+        // Last, so that a close also ends what the batch has taken.
         for other in others {
             match other {
                 Command::Open(answer) => drop(answer.send(self.open().await.map(|(session, _)| session))),
@@ -145,11 +165,13 @@ impl<M: Strategy> ConnectionActor<M> {
         }
     }
 
-    /// Opens the connection where there is none: the session, and whether it is new.
+    /// Opens the connection where there is none. Returns the session, and whether it is new.
     async fn open(&mut self) -> Result<(i64, bool), Failure> {
         if let Some(session) = &self.session {
             return Ok((session.id, false));
         }
+        // All commands of a batch that need the connection would otherwise wait for the same failure, one after the
+        // other.
         if let Some((at, failure)) = &self.failed
             && at.elapsed() < CONNECT_ERROR_TTL
         {
@@ -166,7 +188,8 @@ impl<M: Strategy> ConnectionActor<M> {
             let id = settled.await.map_err(|error| unchanged(server.fault(error).failure))?;
             Ok(Session { connection, id, is_new: true })
         };
-        // On dlock's own thread, whoever drives this.
+        // On dlock's own thread, whichever task drives this: the connection's I/O must not depend on the runtime of a
+        // caller.
         let opening = keeper::runtime()?.spawn(async move { within(limit * 2, opening).await });
         let opened = match opening.await {
             Ok(Some(opened)) => opened,
@@ -175,6 +198,7 @@ impl<M: Strategy> ConnectionActor<M> {
         };
         let session = opened.inspect_err(|failure| self.failed = Some((Instant::now(), copy(failure))))?;
         let id = session.id;
+        // `proven` begins anew with the session, by which nothing is held yet.
         (self.session, self.failed, self.proven) = (Some(session), None, Instant::now());
         Ok((id, true))
     }
@@ -187,7 +211,7 @@ impl<M: Strategy> ConnectionActor<M> {
         (id, name)
     }
 
-    /// How a claim on this name is made known to the server.
+    /// Returns how a claim on this name is described to the server.
     fn wanted(&self, take: &Take, (id, name): (Id, Name)) -> Wanted {
         let Take { request, has_turn, .. } = take;
         let (holder, limit) = (request.describe(), request.request_timeout);
@@ -200,8 +224,8 @@ impl<M: Strategy> ConnectionActor<M> {
         Wanted { name, holder, limit, has_turn: *has_turn }
     }
 
-    /// Takes what can be taken in one round trip: all to be read, or none of it. What has to be counted by itself
-    /// follows one by one: each answer is a sign of life for what is held. What is left has to be taken by itself.
+    /// Takes what can be taken in one round trip: all to be read, or none of it. Returns what has to be taken by
+    /// itself.
     async fn take_together(&mut self, takes: Vec<Take>, busy: &mut Busy) -> Vec<Take> {
         if takes.len() < 2 || self.open().await.is_err() {
             return takes;
@@ -210,6 +234,8 @@ impl<M: Strategy> ConnectionActor<M> {
         for take in takes {
             let (id, name) = self.name(&take.request.key);
             let is_ours = |held: &Held| held.key == take.request.key && held.reads && take.reads();
+            // A name of which this connection has something needs a look at who holds it, and an earlier attempt of the
+            // claim is adopted: both are for `take`. Twice in one statement a name would be given to both.
             if !self.held.of(id).all(is_ours)
                 || self.held.get(id, &take.request.token).is_some()
                 || ids.contains(&id)
@@ -218,6 +244,7 @@ impl<M: Strategy> ConnectionActor<M> {
                 continue;
             }
             if !take.clock.written() {
+                // Its caller has given it up: dropping it is the answer.
                 continue;
             }
             wanted.push(self.wanted(&take, (id, name)));
@@ -232,11 +259,13 @@ impl<M: Strategy> ConnectionActor<M> {
         let statement = Statement::Take(wanted);
         let done = self.perform(&statement).await;
         let (Ok(Outcome::Taken(answers)), Statement::Take(wanted)) = (done, statement) else {
-            // Each finds out by itself.
+            // Each take finds out by itself.
             some.append(&mut rest);
             return some;
         };
         let mut all: Vec<_> = some.into_iter().zip(ids).zip(wanted).zip(answers).collect();
+        // Grants first: a count that fails may close the connection, and what is entered after that would be held
+        // without a session. Each count is also a sign of life for what was entered.
         all.sort_by_key(|(_, taken)| matches!(taken, Taken::Uncounted));
         for (((take, id), wanted), mut taken) in all {
             let holder = wanted.holder.clone();
@@ -270,9 +299,12 @@ impl<M: Strategy> ConnectionActor<M> {
     }
 
     async fn take(&mut self, take: &Take) -> Result<Taken, Failure> {
+        // Each round begins anew, since opening and asking both may have ended what was there: first the connection,
+        // then what this process knows, and only then a statement.
         let (Take { request, clock, .. }, mut tries) = (take, TRIES);
         loop {
             let (_, is_new) = self.open().await?;
+            // From here on the request counts as sent: a caller that gave it up before has nothing on the server.
             if !clock.written() {
                 return Err(Failure::unavailable("nobody wants it any more"));
             }
@@ -280,12 +312,15 @@ impl<M: Strategy> ConnectionActor<M> {
             if let Some(other) = self.held.of(id).find(|held| held.key != request.key) {
                 return Err(collision(&other.key));
             }
+            // An earlier attempt of this claim, whose answer was not seen, has taken it.
             if self.held.get(id, &request.token).is_some() {
                 return self.adopt(id, &request.token).await;
             }
+            // The server would give the name to its session once more, so that it is refused here.
             if let Some(held) = self.held.in_the_way(id, take.reads()) {
                 return Ok(Taken::Busy(Some(Box::new(held.holder()))));
             }
+            // The moment before the statement: what the hold is proven by is never later than that.
             let (wanted, sent) = (self.wanted(take, (id, name)), Instant::now());
             let holder = wanted.holder.clone();
             match self.perform(&Statement::Take(vec![wanted])).await {
@@ -297,17 +332,19 @@ impl<M: Strategy> ConnectionActor<M> {
                     return Ok(taken);
                 }
                 Ok(_) => return Ok(Taken::Busy(None)),
-                // A connection that had been idle was of no use any more; it kept nothing of this claim.
+                // A connection that had been idle was of no use any more, and kept nothing of this claim: once more on
+                // a new one.
                 Err(fault) if fault.broken && !is_new && tries > 1 => tries = 1,
                 Err(fault) if fault.again && tries > 1 => tries -= 1,
-                // What a closed connection may have taken goes with it.
+                // If the connection was closed, what it may have taken goes with it; otherwise the server has refused.
                 Err(fault) => return Err(unchanged(fault.failure)),
             }
         }
     }
 
-    /// The fence of a lock that an earlier attempt took, if the connection still keeps it.
+    /// Returns the fence of a lock that an earlier attempt took, if the connection still keeps it.
     async fn adopt(&mut self, id: Id, token: &Token) -> Result<Taken, Failure> {
+        // Only an answer of this very session says that the lock is still there.
         if let Err(fault) = self.perform(&Statement::Ping).await {
             self.give_up("it could not be confirmed");
             return Err(unchanged(fault.failure));
@@ -315,7 +352,7 @@ impl<M: Strategy> ConnectionActor<M> {
         Ok(self.held.get(id, token).map_or(Taken::Busy(None), |held| Taken::Granted(held.fence)))
     }
 
-    /// From then on others may read what was held alone.
+    /// Lets others read what was held alone, from now on.
     async fn downgrade(&mut self, key: Key, token: Token, limit: Duration) -> Result<Renewed, Failure> {
         let (id, name) = self.name(&key);
         let Some(held) = self.held.get(id, &token) else { return Ok(Renewed::Gone) };
@@ -337,11 +374,13 @@ impl<M: Strategy> ConnectionActor<M> {
         for leave in leaves {
             let (id, name) = self.name(&leave.key);
             if let Some(held) = self.held.get_mut(id, &leave.token).filter(|held| !held.leaves) {
+                // Marked before the next name is looked at: of two readers that leave in one batch the second is the
+                // last.
                 held.leaves = true;
                 let reads = held.reads;
                 ours.push(leave.answer);
                 ids.push((id, leave.token));
-                // The last of those who read frees the name.
+                // The last reader frees the name.
                 let beside = self.held.of(id).any(|held| !held.leaves);
                 names.push(if reads { name.read_by(&leave.token, beside) } else { name });
             } else if let Some(answer) = leave.answer {
@@ -352,6 +391,7 @@ impl<M: Strategy> ConnectionActor<M> {
             return;
         }
         let left = self.perform(&Statement::Release(names)).await;
+        // Before `give_up` below, which would report the loss of what is being released.
         for (id, token) in &ids {
             self.held.remove(*id, token);
         }
@@ -383,7 +423,7 @@ impl<M: Strategy> ConnectionActor<M> {
         }
     }
 
-    /// How long the answer may take.
+    /// Returns how long the answer may take.
     fn patience(&self, statement: &Statement) -> Duration {
         if !self.held.is_empty() {
             return (self.shortest / 3).clamp(RESPONSE_TIMEOUT.0, RESPONSE_TIMEOUT.1);
@@ -397,8 +437,8 @@ impl<M: Strategy> ConnectionActor<M> {
         }
     }
 
-    /// Does something whose answer tells which session it came from: a sign of life for all holds. Any doubt closes the
-    /// connection.
+    /// Carries out a statement whose answer names the session it came from, which is a sign of life for all holds. Any
+    /// doubt closes the connection.
     async fn perform(&mut self, statement: &Statement) -> Result<Outcome, Fault> {
         let patience = self.patience(statement);
         let Self { others, session, held, shortest, proven, doubted, .. } = self;
@@ -406,6 +446,7 @@ impl<M: Strategy> ConnectionActor<M> {
             let failure = Failure::unavailable("the connection was closed");
             return Err(Fault { failure, again: false, broken: true });
         };
+        // Taken before the statement is made: a proof must not be later than its request.
         let (sent, sent_at) = (Clock::system().now(), Instant::now());
         let end = sent_at + patience;
         let answer = {
@@ -414,9 +455,10 @@ impl<M: Strategy> ConnectionActor<M> {
             let mut next = if held.is_empty() { end } else { *proven + *shortest / 3 };
             loop {
                 tokio::select! {
+                    // The answer comes first, so that it is never late once it is there.
                     biased;
                     answer = &mut answering => break Some(answer),
-                    // The task takes over before that from a caller who drives this.
+                    // Only the task looks at the time: it takes over before that from a caller that drives this.
                     () = sleep_on_own_thread(next.min(end)) => {}
                 }
                 let now = Instant::now();
@@ -424,6 +466,8 @@ impl<M: Strategy> ConnectionActor<M> {
                     break None;
                 }
                 next = end;
+                // Each hold has its own lease, and those of short ones become suspect while long ones are still
+                // trusted.
                 for held in held.all().filter(|held| !held.suspect) {
                     let suspect_at = held.taken.max(*proven) + held.lease / 3;
                     if suspect_at <= now {
@@ -446,7 +490,7 @@ impl<M: Strategy> ConnectionActor<M> {
             }
             Some(Err(TakeError::Elsewhere(failure))) => Fault { failure, again: false, broken: false },
             Some(Err(TakeError::Refused(error))) => {
-                // Another connection may know of more rights.
+                // Another connection may know of more rights; this one keeps nothing that would be lost with it.
                 let is_of_no_use = held.is_empty() && M::Server::is_of_old_rights(&error);
                 let fault = self.others.server().fault(error);
                 Fault { broken: fault.broken || is_of_no_use, ..fault }
@@ -466,12 +510,13 @@ impl<M: Strategy> ConnectionActor<M> {
         Err(fault)
     }
 
-    /// The session has answered something that was sent then.
+    /// Reports to all holds that the session has answered what was sent then.
     fn prove(&mut self, sent: Timestamp, sent_at: Instant) {
         if self.held.is_empty() {
             self.proven = sent_at;
         } else if self.doubted || sent_at >= self.proven + self.heartbeat() / 2 {
-            // Not after each of many statements.
+            // Not after each of many statements: a proof that is half a heartbeat newer is worth the walk over all
+            // holds.
             (self.proven, self.doubted) = (sent_at, false);
             for held in self.held.all() {
                 held.suspect = false;
@@ -480,8 +525,10 @@ impl<M: Strategy> ConnectionActor<M> {
         }
     }
 
-    /// Closes the connection without a word, and tells all holds.
+    /// Drops the connection without closing it in order, and reports the loss to all holds.
     fn give_up(&mut self, cause: &str) {
+        // Dropping it closes the socket, and the server ends the session: nothing more is asked on a connection whose
+        // state is not known.
         (self.session, self.shortest, self.doubted) = (None, Duration::MAX, false);
         for held in std::mem::take(&mut self.held).all() {
             held.signal.lost(&format!("the connection that kept it is closed: {cause}"));
@@ -489,6 +536,7 @@ impl<M: Strategy> ConnectionActor<M> {
     }
 
     pub(super) async fn close(&mut self) {
+        // Taken out before `give_up`, which would drop it: the server is to see the end at once.
         let session = self.session.take();
         self.give_up("this backend was closed");
         if let Some(session) = session {

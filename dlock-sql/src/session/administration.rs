@@ -1,4 +1,4 @@
-//! Who has what, and taking a lock away. Asked on other connections than those that keep locks.
+//! Listing of holders, and taking a lock away. Both ask on other connections than those that keep locks.
 
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
@@ -19,9 +19,9 @@ use crate::limits::QUESTION;
 use crate::protocol::SqlResult;
 use crate::question::asked;
 
-/// How long a list may take.
+/// The time for a list.
 const LISTING: Duration = Duration::from_secs(25);
-/// The pauses before it is asked again whether a session has ended.
+/// The pauses between the questions whether a session has ended.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
 impl<M: Strategy> Administration for Sessions<M> {
@@ -76,6 +76,7 @@ impl<M: Strategy> Sessions<M> {
             };
             sessions.insert(session);
         }
+        // After the first session was ended a failure can no longer say that nothing was changed.
         let half_done = |_| {
             let what = format!(
                 "sessions {sessions:?} were to be ended, and it is not known which have; look who holds the lock"
@@ -88,6 +89,7 @@ impl<M: Strategy> Sessions<M> {
         }
         let is_there = |(owner, _): &(OwningSession, Holder)| matches!(owner, OwningSession::Known(session) if sessions.contains(session));
         let mut pause = PAUSES.0;
+        // The server ends a session some time after it was asked to: until then the lock is still held.
         while self.owners(key).await.map_err(half_done)?.iter().any(is_there) {
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
@@ -96,7 +98,7 @@ impl<M: Strategy> Sessions<M> {
     }
 }
 
-/// Says who have a lock.
+/// Lists the holders of a lock.
 struct Inspect<M>(Key, PhantomData<fn() -> M>);
 
 impl<M: Strategy> Step<M::Server> for Inspect<M> {
@@ -108,7 +110,7 @@ impl<M: Strategy> Step<M::Server> for Inspect<M> {
     }
 }
 
-/// Lists what is held.
+/// Lists the locks that are held.
 struct List<M>(PhantomData<fn() -> M>);
 
 impl<M: Strategy> Step<M::Server> for List<M> {

@@ -1,4 +1,4 @@
-//! What a connection that keeps locks is asked to do.
+//! The commands to a connection that keeps locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::protocol::Taken;
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
 
-/// What the connection is asked to do.
+/// A command to a connection.
 pub(super) enum Command {
-    /// Open the connection: its session.
+    /// Opens the connection, and returns its session.
     Open(Reply<i64>),
-    /// Take a lock.
+    /// Takes a lock.
     Take(Take),
-    /// Have a lock that is held alone read.
+    /// Makes a lock that is held alone a reader's.
     Downgrade(Downgrade),
-    /// Release a lock.
+    /// Releases a lock.
     Release(Release),
-    /// Close the connection.
+    /// Closes the connection.
     Close(Reply<()>),
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Take {
     pub(super) request: ClaimRequest,
     pub(super) clock: RequestClock,
     pub(super) signal: Arc<HoldSignal>,
-    /// Whether the claim has its turn among those who wait.
+    /// Is `true` if the claim has its turn among those that wait.
     pub(super) has_turn: bool,
     pub(super) answer: Reply<Taken>,
 }

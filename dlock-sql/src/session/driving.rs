@@ -1,9 +1,20 @@
-//! Who drives a connection that keeps locks.
+//! The driving of a connection that keeps locks: by the task on dlock's own thread, or by a caller.
 //!
-//! The task on dlock's own thread does, for whoever asks. While it has nothing to do, one caller at a time drives his
-//! own command, which spares the way to that thread. The task goes on with such a command when its caller is cancelled,
-//! when another command comes, and when the connection needs a sign of life: no lock depends on the runtime of a
-//! caller.
+//! The task drives it for all callers. While the task has nothing to do, one caller at a time drives its own command,
+//! which spares the way to that thread. The task goes on with such a command when its caller is cancelled, when another
+//! command comes, and when the connection needs a sign of life: no lock depends on the runtime of a caller.
+//!
+//! ```text
+//!             `begin`, if open                `take`: a command, a sign of life,
+//!      Free ------------------> Lent(number)  or the caller is gone
+//!      ^  ^                      |       |
+//!      |  +- the caller's `poll`-+       +------> Taken: the task goes on with it
+//!      |     has ended it                           |  ^
+//!      +-------------- the task is done ------------+  +--- `take` from Free
+//! ```
+//!
+//! A number is used once, so that a caller whose command was taken over does not poll that of the next one. A panic of
+//! the task leaves `Taken` for ever: its inbox is gone, and commands are refused as after an end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,23 +31,23 @@ use super::strategy::Strategy;
 
 type Driving<M> = Pin<Box<dyn Future<Output = Box<ConnectionActor<M>>> + Send>>;
 
-/// How long the task sleeps while there is no connection.
+/// The time that the task sleeps while there is no connection.
 const FAR: Duration = Duration::from_secs(3_600);
 
-/// Where the connection is.
+/// The place of the connection.
 enum ActorState<M: Strategy> {
-    /// Nobody does anything with it.
+    /// It is not in use.
     Free(Box<ConnectionActor<M>>),
-    /// A caller drives a command, the one of this number.
+    /// A caller drives the command with this number.
     Lent(u64, Driving<M>),
     /// The task has it, or has lost it in a panic.
     Taken,
 }
 
-/// A connection that keeps locks, and who drives it.
+/// A connection that keeps locks, and the state of its driving.
 pub(super) struct Driver<M: Strategy> {
     state: Mutex<(ActorState<M>, u64)>,
-    /// Until when the task sleeps.
+    /// The moment until which the task sleeps.
     sleeps_until: Mutex<Instant>,
     wake: Notify,
 }
@@ -47,13 +58,14 @@ impl<M: Strategy> Driver<M> {
         Arc::new(Self { state, sleeps_until: Mutex::new(Instant::now()), wake: Notify::new() })
     }
 
-    /// Begins to carry out a command in the caller's place, unless somebody uses the connection, it is not open, or
-    /// the command needs several answers, which come to dlock's own thread.
+    /// Begins to carry out a command in the caller's place, unless the connection is in use or not open, or the command
+    /// needs several answers, which come sooner to dlock's own thread.
     pub(super) fn begin(self: &Arc<Self>, command: Command) -> Result<Driven<M>, Box<Command>> {
         if !M::TAKES_AT_ONCE && !matches!(command, Command::Release(_)) {
             return Err(Box::new(command));
         }
         let mut state = self.state.lock();
+        // A connection that is not open is opened by the task, on whose thread its I/O is.
         match std::mem::replace(&mut state.0, ActorState::Taken) {
             ActorState::Free(mut actor) if actor.is_open() => {
                 state.1 += 1;
@@ -68,14 +80,17 @@ impl<M: Strategy> Driver<M> {
                 Ok(Driven { driver: Some(Arc::clone(self)), number })
             }
             other => {
+                // Put back as it was, also where another caller has it: that one goes on.
                 state.0 = other;
                 Err(Box::new(command))
             }
         }
     }
 
-    /// The connection, after what a caller is doing with it.
+    /// Takes the connection, after what a caller is doing with it.
     async fn take(&self) -> Option<Box<ConnectionActor<M>>> {
+        // Taken out of the mutex before it is awaited: the caller whose command it was finds another state, and only
+        // waits for the answer.
         let taken = std::mem::replace(&mut self.state.lock().0, ActorState::Taken);
         match taken {
             ActorState::Free(actor) => Some(actor),
@@ -84,17 +99,21 @@ impl<M: Strategy> Driver<M> {
         }
     }
 
-    /// Drives the connection until nobody can send it a command any more.
+    /// Drives the connection until no command can be sent any more.
     pub(super) async fn run(self: Arc<Self>, mut inbox: mpsc::UnboundedReceiver<Command>) {
         let mut commands = Vec::new();
         loop {
             let until = *self.sleeps_until.lock();
+            // In this order: under many commands the sign of life is not put off, and a caller that has gone is
+            // followed up.
             let received = tokio::select! {
                 biased;
                 () = sleep_until(until) => None,
                 () = self.wake.notified() => None,
                 some = inbox.recv_many(&mut commands, super::actor::AT_ONCE) => Some(some),
             };
+            // Also for a sign of life: the command of a caller comes to its end first, as it may have been sent in
+            // part.
             let Some(mut actor) = self.take().await else { return };
             match received {
                 Some(0) => return actor.close().await,
@@ -106,10 +125,10 @@ impl<M: Strategy> Driver<M> {
         }
     }
 
-    /// Never for long, so that it need not be woken for each lock that is taken.
+    /// Sets the time of the next look. It is never far, so that the task need not be woken for each lock that is taken.
     fn sleep(&self, actor: &ConnectionActor<M>) {
         let now = Instant::now();
-        // One that is not open is opened by the task.
+        // A connection that is not open is opened by a command, which wakes the task.
         let until = if actor.is_open() { actor.due().min(now + PAUSE) } else { now + FAR };
         *self.sleeps_until.lock() = until;
     }
@@ -128,6 +147,7 @@ impl<M: Strategy> Driven<M> {
         let mut state = driver.state.lock();
         let done = match &mut state.0 {
             ActorState::Lent(number, driving) if *number == self.number => driving.as_mut().poll(context),
+            // The task has it: the answer comes by the channel alone.
             _ => {
                 drop(state);
                 self.driver = None;
@@ -135,6 +155,7 @@ impl<M: Strategy> Driven<M> {
             }
         };
         let Poll::Ready(actor) = done else { return };
+        // A lock with a shorter lease than the others needs its sign of life before the task would look.
         let sooner = actor.due() < *driver.sleeps_until.lock();
         state.0 = ActorState::Free(actor);
         drop(state);
@@ -147,6 +168,7 @@ impl<M: Strategy> Driven<M> {
 
 impl<M: Strategy> Drop for Driven<M> {
     fn drop(&mut self) {
+        // The command may be half sent: the task wakes, finds it lent, and ends it.
         if let Some(driver) = &self.driver {
             driver.wake.notify_one();
         }

@@ -1,4 +1,4 @@
-//! Which claim uses which connection.
+//! The connections that keep locks, and the claims that use them.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use crate::gateway::steps::Ping;
 use crate::limits::QUESTION;
 use crate::questions::{Asking, Questions, Turn};
 
-/// A connection, and where commands for it are handed in that somebody else is to carry out.
+/// A connection, and the inbox for commands that the task carries out.
 struct Shared<M: Strategy> {
     driver: Arc<Driver<M>>,
     commands: mpsc::UnboundedSender<Command>,
@@ -45,6 +45,8 @@ impl<M: Strategy> ConnectionHandle<M> {
     /// Has a command carried out, whatever becomes of the caller.
     pub(super) async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Failure> {
         let (answer, mut receiver) = oneshot::channel();
+        // By this task if the connection is free, which saves two changes of thread; otherwise in the order of the
+        // inbox.
         let mut driven = match self.shared.driver.begin(command(answer)) {
             Ok(driven) => Some(driven),
             Err(command) => {
@@ -52,6 +54,7 @@ impl<M: Strategy> ConnectionHandle<M> {
                 None
             }
         };
+        // The answer comes by the channel in both cases: the command may be taken over at any poll.
         poll_fn(|context| {
             if let Some(driven) = &mut driven {
                 driven.poll(context);
@@ -62,9 +65,9 @@ impl<M: Strategy> ConnectionHandle<M> {
         .unwrap_or_else(|_| Err(closed()))
     }
 
-    /// The same, for those who do not wait.
+    /// Sends a command without waiting for its answer.
     pub(super) fn send(&self, command: Command) {
-        // When the actor is gone, so is what was on it.
+        // A command that is not sent found no actor: what was on its connection is gone with it.
         let _ = self.shared.commands.send(command);
     }
 }
@@ -72,11 +75,11 @@ impl<M: Strategy> ConnectionHandle<M> {
 /// All connections that keep locks.
 pub(super) struct ConnectionHandles<M: Strategy> {
     others: Others<M::Server>,
-    /// Those that keep nothing now.
+    /// The connections that keep nothing now; a shared connection stays in it.
     free: Mutex<Vec<Shared<M>>>,
     permits: Arc<Semaphore>,
     questions: Questions,
-    /// Whether the table, and what is between here and the server, were looked at.
+    /// Set once the table, and what is between here and the server, were looked at.
     introduced: OnceCell<()>,
     closed: AtomicBool,
 }
@@ -93,7 +96,7 @@ impl<M: Strategy> ConnectionHandles<M> {
         }
     }
 
-    /// What the lock of a key is called.
+    /// Returns the name of a key's lock on the server.
     pub(super) fn name(&self, key: &Key) -> Name {
         self.others.server().name(key)
     }
@@ -117,9 +120,11 @@ impl<M: Strategy> ConnectionHandles<M> {
 
     async fn introduce(&self) -> Result<(), Failure> {
         let others = &self.others;
-        // Two connections that are open have two sessions. Nothing is prepared until that is known.
+        // Two connections that are open at a time have two sessions; a proxy that shares sessions shows itself by one
+        // session in both. Nothing is prepared until that is known.
         others.ask(Ping(), QUESTION).await?;
         let handle = self.handle(others.connector().limit).await?;
+        // Stays open, so that the answer below is of another session if there is no proxy.
         let kept = handle.call(Command::Open).await?;
         self.put_back(handle);
         if kept == others.ask(Ping(), QUESTION).await? {
@@ -128,8 +133,8 @@ impl<M: Strategy> ConnectionHandles<M> {
         others.verify().await
     }
 
-    /// Waits until the claim is the one that asks for the key, unless it `reads`, or all locks are on one connection,
-    /// which carries out together what comes together; `Err` with the holder where another claim has found it taken.
+    /// Waits until the claim is to ask for the key, unless it `reads`, or all locks are on one connection, which
+    /// carries out together what comes together. Returns `Err` with the holder where another claim has found it taken.
     ///
     /// # Cancel safety
     ///
@@ -149,14 +154,17 @@ impl<M: Strategy> ConnectionHandles<M> {
         })
     }
 
-    /// The shared connection, or one that nobody uses.
+    /// Returns the shared connection, or a free one.
     ///
     /// # Cancel safety
     ///
     /// Cancel-safe.
     pub(super) async fn handle(&self, patience: Duration) -> Result<ConnectionHandle<M>, Failure> {
+        // The permit first: its owner finds a connection that was put back, or may open one more.
         let permit = if M::SHARED { None } else { Some(self.permit(patience).await?) };
         let mut free = self.free.lock();
+        // An actor that panicked took its inbox along, and a command to it would find a backend that looks closed.
+        free.retain(|shared| !shared.commands.is_closed());
         let shared = match if M::SHARED { free.last().cloned() } else { free.pop() } {
             Some(shared) => shared,
             None => {
@@ -184,16 +192,19 @@ impl<M: Strategy> ConnectionHandles<M> {
         }
     }
 
-    /// The claim has nothing there any more, and no command on the way.
+    /// Puts back a connection on which the claim has nothing any more, and no command under way.
     pub(super) fn put_back(&self, handle: ConnectionHandle<M>) {
+        // Before the permit goes: its next owner finds this connection instead of opening another.
         if !M::SHARED && self.check().is_ok() {
             self.free.lock().push(handle.shared);
         }
         drop(handle.permit);
     }
 
-    /// Closes the connections that keep nothing, or the one that is shared.
+    /// Closes the connections that keep nothing, or the shared one.
     pub(super) async fn close(&self) {
+        // First the flag, so that what is put back from now on is dropped; then the permits, whose waiters would find
+        // an empty list and open connections.
         self.closed.store(true, Ordering::Release);
         self.permits.close();
         let free = std::mem::take(&mut *self.free.lock());

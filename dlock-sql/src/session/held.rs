@@ -1,6 +1,5 @@
 //! The locks that one connection keeps.
-//!
-//! The server lets a session have a name as often as it likes. Who may have one together is looked at here.
+//! || The server lets a session have a name any number of times. Which claims may have one together is decided here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,23 +11,23 @@ use tokio::time::Instant;
 use super::hold_signal::HoldSignal;
 use super::name::holder_of;
 
-/// What the server tells locks apart by.
+/// The bytes by which the server distinguishes locks.
 pub(super) type Id = [u8; 32];
 
 /// A lock that the connection keeps.
 pub(super) struct Held {
     pub(super) key: Key,
-    /// Others may read, too.
+    /// Set if other readers may hold it too.
     pub(super) reads: bool,
     pub(super) fence: Option<Fence>,
-    /// Who holds it, in words.
+    /// The line about the holder.
     pub(super) holder: String,
     pub(super) lease: Duration,
     pub(super) signal: Arc<HoldSignal>,
-    /// When the statement was sent that took it.
+    /// The moment at which the statement was sent that took it.
     pub(super) taken: Instant,
     pub(super) suspect: bool,
-    /// It is being released.
+    /// Set while it is being released.
     pub(super) leaves: bool,
 }
 
@@ -40,7 +39,7 @@ impl Held {
     }
 }
 
-/// All of them, by the name and the token of the claim.
+/// The locks of a connection, by the name and the token of the claim.
 #[derive(Default)]
 pub(super) struct HeldLocks(BTreeMap<(Id, [u8; 16]), Held>);
 
@@ -53,12 +52,12 @@ impl HeldLocks {
         self.0.values_mut()
     }
 
-    /// Those of a name.
+    /// Returns the locks of a name.
     pub(super) fn of(&self, id: Id) -> impl Iterator<Item = &Held> {
         self.0.range((id, [0; 16])..=(id, [0xff; 16])).map(|(_, held)| held)
     }
 
-    /// One that keeps a claim from the name.
+    /// Returns a lock that keeps a claim from the name.
     pub(super) fn in_the_way(&self, id: Id, reads: bool) -> Option<&Held> {
         self.of(id).find(|held| !(reads && held.reads))
     }

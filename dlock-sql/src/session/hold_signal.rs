@@ -1,9 +1,15 @@
 //! The signal from the connection to one hold.
+//!
+//! | state | `connect` | `lost` |
+//! |---|---|---|
+//! | `Open`: the grant was not seen yet | `Connected` | `Lost` |
+//! | `Connected` | `Connected` | `Lost`, and the hold is notified |
+//! | `Lost` | stays, and the hold is notified at once | `Lost` |
 
 use dlock_core::Timestamp;
 use dlock_core::backend::{Mutex, MutexGuard, Signal};
 
-/// The signal from the connection to one hold, which may be connected after the connection has spoken.
+/// The signal from the connection to one hold, which may be connected after the connection has reported a loss.
 #[derive(Debug, Default)]
 pub(super) struct HoldSignal(Mutex<State>);
 
@@ -20,7 +26,7 @@ impl HoldSignal {
         self.0.lock()
     }
 
-    /// A lock was taken, of whose hold nothing is known yet.
+    /// Begins anew for a lock that was taken, of whose hold nothing is known yet.
     pub(super) fn open(&self) {
         *self.state() = State::Open;
     }

@@ -1,4 +1,4 @@
-//! What a lock is called on the server.
+//! The names of a lock on the server.
 
 use dlock_core::backend::Mode;
 use dlock_core::{Holder, Key, Token};
@@ -6,37 +6,37 @@ use dlock_core::{Holder, Key, Token};
 use crate::digest::{digest, input};
 use crate::text::{hex, unhex};
 
-/// What the rows begin with that are locked, and those with the fences.
+/// The first byte of the rows that are locked; see [`FENCE`] for those with the fences.
 pub(crate) const ROW: u8 = 0xfe;
-/// See [`ROW`].
+/// The first byte of the rows with the fences of sessions and locked rows.
 pub(crate) const FENCE: u8 = 0xff;
-/// What the rows begin with that say who reads.
+/// The first byte of the rows about readers.
 pub(crate) const READER: u8 = 0xfb;
 
-/// What a lock is called on the server.
+/// The names of a lock on the server.
 #[derive(Clone, Debug)]
 pub struct Name {
-    /// A digest, for servers that want something short.
+    /// The digest, for servers that want something short.
     pub(crate) digest: [u8; 32],
     /// The row that is locked, in row mode. No text begins with these bytes: leases, fences and locked rows are never
     /// mixed up.
     pub(crate) row: Vec<u8>,
     /// The row with the fence.
     pub(crate) fence: Vec<u8>,
-    /// Whose it is where it is read; nothing where it is held alone.
+    /// The reader whose name it is; `None` where it is held alone.
     pub(crate) reader: Option<Reader>,
 }
 
-/// One of those who read.
+/// One of the readers of a lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
-    /// The row that says who it is.
+    /// The row about the reader.
     #[cfg_attr(
         not(feature = "postgres"),
         expect(dead_code, reason = "on MariaDB it is that of the session")
     )]
     pub(crate) row: Vec<u8>,
-    /// Others read by the same session, which has the lock for all of them.
+    /// Set if others read by the same session, which has the lock for all of them.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only sessions of PostgreSQL read"))]
     pub(crate) beside: bool,
 }
@@ -49,40 +49,40 @@ impl Name {
         Self { digest, row: row(ROW), fence: row(FENCE), reader: None }
     }
 
-    /// The name where this claim reads.
+    /// Returns the name for this reader.
     pub(crate) fn read_by(mut self, token: &Token, beside: bool) -> Self {
         let row = [&self.readers(), &token.as_bytes()[..]].concat();
         self.reader = Some(Reader { row, beside });
         self
     }
 
-    /// Whether it is read, and not held alone.
+    /// Returns `true` if it is read, and not held alone.
     pub(crate) const fn is_read(&self) -> bool {
         self.reader.is_some()
     }
 
-    /// What the rows of all who read begin with.
+    /// Returns the first bytes of the rows about all readers.
     pub(crate) fn readers(&self) -> Vec<u8> {
         [&[READER], &self.digest[..24]].concat()
     }
 
-    /// What the digest of a name at this place is of, except for the key with its length.
+    /// Returns the input of the digest of every name at this place, up to the key with its length.
     pub(crate) fn prefix(place: &str) -> Vec<u8> {
         input("session", &[place])
     }
 
-    /// The key that a row is of.
+    /// Returns the key that a row is of.
     pub(crate) fn key(row: &[u8]) -> Option<Key> {
         Key::new(std::str::from_utf8(row.get(1..)?).ok()?).ok()
     }
 }
 
-/// What the line about a reader begins with.
+/// The first bytes of the line about a reader.
 const OF: &str = "of=";
 /// The longest line that a table has room for.
 const LONGEST_LINE: usize = 2_048;
 
-/// The line about a reader: also which key it reads, since the row has no room for that.
+/// Returns the line about a reader, with the key that it reads, since the row has no room for that.
 pub(crate) fn line_of_reader(key: &Key, line: &str) -> String {
     let mut line = format!("{OF}{} {line}", hex(key.as_str().as_bytes()));
     while line.len() > LONGEST_LINE {
@@ -91,7 +91,7 @@ pub(crate) fn line_of_reader(key: &Key, line: &str) -> String {
     line
 }
 
-/// Who holds it, by what is stored.
+/// Returns the holder by the line that is stored.
 pub(crate) fn holder_of(line: &str) -> Holder {
     let mut holder = Holder::parse(line);
     if line.starts_with(OF) {
@@ -100,7 +100,7 @@ pub(crate) fn holder_of(line: &str) -> Holder {
     holder
 }
 
-/// The key that a reader reads, by the line about it.
+/// Returns the key that a reader reads, by the line about it.
 pub(crate) fn key_of_reader(line: &str) -> Option<Key> {
     let digits = line.strip_prefix(OF)?.split(' ').next()?;
     Key::new(String::from_utf8(unhex(digits)).ok()?).ok()

@@ -80,7 +80,7 @@ where
     ///
     /// # Cancel safety
     ///
-    /// When dropped, close the connection, and return it to no pool: it may have the lock.
+    /// If dropped, close the connection, and return it to no pool: it may have the lock.
     pub async fn lock_on<'c>(
         &self,
         connection: &'c mut Conn<S>,
@@ -100,6 +100,8 @@ where
             Patience::No | Patience::OfServer => None,
         };
         let unchanged = |error| fail(unchanged(server.fault(error).failure));
+        // Before anything is asked for: the transaction's end could take the count of the grant back, and leave the
+        // lock.
         if S::is_in_transaction(connection).await.map_err(unchanged)? {
             return Err(fail(Failure::invalid_config(IN_TRANSACTION)));
         }
@@ -109,6 +111,7 @@ where
             let taken =
                 ByName::<S>::take(&self.others, connection, Opened { id: session, is_new: false }, &wanted)
                     .await;
+            // This caller stands in no queue: it is not seen to wait, and asks again until its patience ends.
             let (session, taken) = taken.map_err(|error| fail(failure_of(&**server, error)))?;
             match taken.into_iter().next() {
                 Some(Taken::Granted(fence)) => {
@@ -157,11 +160,12 @@ where
     ///
     /// # Cancel safety
     ///
-    /// When dropped, close the connection: it may have the lock.
+    /// If dropped, close the connection: it may have the lock.
     pub async fn release(self) -> Result<()> {
         let Self { server, connection, name, key, session, .. } = self;
         let fail = |failure| Error::new(Operation::Release, failure).on(ByName::<S>::NAME).of(&key);
         match ByName::<S>::release(&server, connection, &[name]).await {
+            // An answer of another session says nothing about the lock, even if it released something.
             Ok((by, freed)) if by == session && freed.iter().all(|freed| freed.held) => Ok(()),
             Ok(_) => Err(fail(Failure::new(ErrorKind::Lost, "the connection did not have it any more"))),
             Err(error) => Err(fail(

@@ -1,4 +1,4 @@
-//! What sessions ask a server for, and what it answers.
+//! The requests of sessions to a server, and its answers.
 
 use std::time::Duration;
 
@@ -7,27 +7,27 @@ use dlock_core::{ErrorKind, Failure, Fence, Holder, Key};
 use super::name::Name;
 use crate::protocol::Taken;
 
-/// How often those ask who wait without a connection for it.
+/// The pauses between the questions of a claim that waits without a connection for it.
 pub(super) const POLLING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(150));
-/// How long one statement waits on the server: a transaction that is open for long is in the way of the server's
-/// cleaning up.
+/// The longest wait of one statement on the server: a transaction that is open for long keeps the server from cleaning
+/// up.
 pub(crate) const TURN: Duration = Duration::from_secs(30);
-/// After how long a silence the server ends a session of ours, where it can do that. No lock counts as held for longer
+/// The silence after which the server ends a session of dlock, where it can do that. No lock counts as held for longer
 /// than this after the last sign of life.
 pub(crate) const SESSION_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A lock that is wanted.
+/// A request for a lock.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub(crate) name: Name,
     pub(crate) holder: String,
-    /// How long who wants it waits for the answer.
+    /// The time that the claim waits for the answer.
     pub(crate) limit: Duration,
-    /// Whether it has the turn among those who wait: who reads without it asks only where nobody waits.
+    /// Is `true` if the claim has the turn among those that wait: a reader without it asks only where no session waits.
     pub(crate) has_turn: bool,
 }
 
-/// Which session keeps a lock.
+/// The session that keeps a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwningSession {
     Known(i64),
@@ -35,21 +35,21 @@ pub enum OwningSession {
     Hidden,
 }
 
-/// Why a lock could not be asked for.
+/// The reasons why a lock could not be asked for.
 #[derive(Debug)]
 pub enum TakeError {
     /// The statement failed and took nothing.
     Refused(sqlx::Error),
-    /// The same, and the next one will not fail so.
+    /// The statement failed and took nothing, and the next one will not fail for this reason.
     Again(sqlx::Error),
-    /// What had to be done on another connection failed; this one is as it was.
+    /// The part on another connection failed; this connection is as it was.
     Elsewhere(Failure),
-    /// Nobody can tell what this connection has now.
+    /// It is not known which locks this connection has now.
     Unknown(sqlx::Error),
 }
 
 impl TakeError {
-    /// The error of a statement that takes nothing where the server refuses it.
+    /// Makes the error of a statement that takes nothing where the server refuses it.
     pub(crate) fn of(error: sqlx::Error) -> Self {
         match error {
             sqlx::Error::Database(_) => Self::Refused(error),
@@ -58,12 +58,12 @@ impl TakeError {
     }
 }
 
-/// What a release found.
+/// The result of a release.
 #[derive(Clone, Copy, Debug)]
 pub struct Freed {
-    /// Whether the session had the lock.
+    /// Is `true` if the session had the lock.
     pub(crate) held: bool,
-    /// Whether some session, perhaps of this process, has the turn among those who wait for it.
+    /// Is `true` if some session, perhaps of this process, has the turn among those that wait for it.
     pub(crate) awaited: bool,
 }
 
@@ -72,22 +72,22 @@ pub struct Freed {
 pub struct Opened {
     #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only MariaDB is asked by it"))]
     pub(crate) id: i64,
-    /// Nothing was asked for on the connection.
+    /// Set as long as nothing was asked for on the connection.
     pub(crate) is_new: bool,
 }
 
-/// What came of asking: the session that answered, and what became of each lock.
+/// The session that answered, and the result for each lock.
 pub(crate) type TakeResult = Result<(i64, Vec<Taken>), TakeError>;
 
-/// The sessions that have a lock, and what is known of who that is: one for each reader.
+/// The sessions that have a lock, with what is known of the holder: one entry for each reader.
 pub(crate) type Owners = Vec<(OwningSession, Holder)>;
 
-/// How a row was found.
+/// The state in which a row was found.
 #[derive(Debug)]
 pub enum Found {
     /// It is locked now, in a transaction that has begun; with its fence, where that was counted at the same time.
     Free(Option<Fence>),
-    /// Somebody else has it, if it is known who.
+    /// Another session has it, with its holder if that is known.
     Locked(Option<Box<Holder>>),
     /// There is no such row.
     Missing,

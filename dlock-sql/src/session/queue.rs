@@ -1,13 +1,25 @@
 //! Waiting on the server, in its own first-come queues.
 //!
-//! Who waits for a key has a connection for it, which first waits for its turn among all who wait for that key, and
-//! then until the lock is free for it. Then the claim tries; the turn is kept until it has the lock or is cancelled.
-//! Who wants to read asks only with the turn, by that of another reader of its process, or where nobody has it: so
-//! readers and writers that wait are served in their order, and readers that never stop keep no writer out. A reader
-//! respects that for some time only, and a claim that does not ask when it could has its turn no longer: who has the
-//! turn may be stopped. A release looks whether somebody has the turn, so that
-//! its process leaves the lock to others after its time. So the lock goes around among the processes that want it, and
-//! a release is noticed at once. There are few of these connections; who gets none asks, and is not seen to wait.
+//! A claim that waits for a key has a connection for it, which first waits for its turn among all that wait for that
+//! key, and then until the lock is free for it. Then the claim tries; the turn is kept until it has the lock or is
+//! cancelled:
+//!
+//! ```text
+//!          `join`                  `queue`: the turn comes             `wait`: the lock is free
+//!     out -------> in the queue ---------------------------> turn ----------------------------> free seen
+//!                   ^      ^                                  ^                                 |  |
+//!                   |      +- a statement may wait no longer  +-- `again`: the attempt failed --+  |
+//!                   +-- no attempt for 2 s: `leave_queue`, and in line again when it tries --------+
+//!
+//!     the claim has gone, in any state: the statement is cancelled, the queue left, and `left` resolves
+//! ```
+//!
+//! A reader asks only with the turn, by that of another reader of its process, or where no session has it: so readers
+//! and writers that wait are served in their order, and readers that never stop keep no writer out. A reader respects
+//! that for some time only, and a claim that does not ask when it could loses its turn: the process that has it may be
+//! stopped. A release looks whether a session has the turn, so that its process leaves the lock to others after its
+//! time. So the lock goes around among the processes that want it, and a release is noticed at once. There are few of
+//! these connections; a claim that gets none polls, and is not seen to wait.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,39 +42,40 @@ use crate::limits::QUESTION;
 use crate::protocol::SqlResult;
 use crate::server::Server;
 
-/// How many connections of a backend wait at the most.
+/// The largest number of connections of a backend that wait.
 const MOST: usize = 4;
-/// When a connection whose statement is not answered counts as cut off.
+/// The time after which a connection whose statement is not answered counts as cut off.
 const CUT_OFF: Duration = Duration::from_secs(60);
-/// For so long somebody else may be faster each time before a claim pauses: what it learns may be of another server.
-/// Not sooner: those who are faster leave the lock to others for a moment every now and then, in which it has to ask.
+/// The time for which others may be faster each time before a claim pauses: what it learns may be of another server.
+/// Not shorter: those that are faster leave the lock to others for a moment every now and then, in which it has to ask.
 const LOSING: Duration = Duration::from_secs(1);
-/// How often a statement that nobody waits for any more is cancelled before its session is ended, and the pause
-/// between.
+/// The number of times that a statement is cancelled whose claim has gone, before its session is ended, and the pause
+/// between them.
 const CANCELS: (u32, Duration) = (4, Duration::from_millis(50));
-/// How long a claim waits before it joins a queue: a lock that goes from task to task within this process comes back
-/// sooner.
+/// The time that a claim waits before it joins a queue: a lock that goes from task to task within this process comes
+/// back sooner.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// For so long a connection keeps the turn for a claim that does not ask: it may not be polled.
+/// The time for which a connection keeps the turn for a claim that does not ask, which may not be polled.
 const ASKS: Duration = Duration::from_secs(2);
-/// For so long a reader that came in leaves its turn to the next reader of its process, and to all that follow each
-/// other.
+/// The time for which a reader that came in leaves its turn to the next reader of its process, and the time for all
+/// that follow each other.
 const JOINING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
 /// The connections that wait.
 pub(super) struct Queue<M: Strategy> {
     others: Others<M::Server>,
     permits: Arc<Semaphore>,
-    /// The connections of this process that have the turn for a name, or are leaving it to the next, to read or not.
+    /// The number of connections of this process that have the turn for a name, or are leaving it to the next, by
+    /// whether they read.
     turns: Mutex<HashMap<([u8; 32], bool), Turns>>,
 }
 
 #[derive(Default)]
 struct Turns {
     connections: usize,
-    /// How many claims of this process have asked by the turn of another one.
+    /// The number of claims of this process that have asked by the turn of another one.
     joined: u64,
-    /// With those of them that wait for the answer.
+    /// Cloned by each of those that wait for the answer.
     asking: Arc<()>,
 }
 
@@ -75,10 +88,12 @@ impl<M: Strategy> Queue<M> {
         self.permits.close();
     }
 
-    /// Joins the queue of a key; none without a connection for it.
+    /// Joins the queue of a key. Returns `None` if there is no connection for it.
     fn join(self: &Arc<Self>, name: Name) -> Result<Option<QueuePlace>, Failure> {
         let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else { return Ok(None) };
         let (tell, seen) = watch::channel(Seen::default());
+        // Each side notices the end of the other by the ends of these channels: the visit that the claim has gone, the
+        // claim that the queue was left.
         let (again, asked) = mpsc::unbounded_channel();
         let (stands, left) = oneshot::channel();
         let visit = Visit { queue: Arc::clone(self), name, tell, asked, _stands: stands };
@@ -97,13 +112,16 @@ impl<M: Strategy> TurnHere<M> {
         Self(Arc::clone(queue), turn)
     }
 
-    /// Waits, before the turn goes to the next one, for as long as readers of this process come in by it.
+    /// Waits, before the turn goes to the next session, for as long as readers of this process come in by it.
+    // Writers come in one at a time: there is nothing to join.
     async fn joined(&self) {
         if !self.1.1 {
             return;
         }
         let end = Instant::now() + JOINING.1;
         let mut before = self.joiners();
+        // The turn ends once a pause brings no new reader and none waits for its answer, and in any case at the end:
+        // readers that never stop would keep the writer behind them out.
         while Instant::now() < end {
             sleep(JOINING.0).await;
             let now = self.joiners();
@@ -114,7 +132,7 @@ impl<M: Strategy> TurnHere<M> {
         }
     }
 
-    /// How many have joined, and whether some of them wait for their answers.
+    /// Returns how many have joined, and whether some of them wait for their answers.
     fn joiners(&self) -> (u64, bool) {
         let turns = self.0.turns.lock();
         turns.get(&self.1).map_or((0, false), |turn| (turn.joined, Arc::strong_count(&turn.asking) > 1))
@@ -132,29 +150,29 @@ impl<M: Strategy> Drop for TurnHere<M> {
     }
 }
 
-/// A claim's way to wait.
+/// The waiting of one claim.
 pub(super) struct Waiting<M: Strategy> {
     queue: Arc<Queue<M>>,
     place: Option<QueuePlace>,
-    /// Those that it is leaving: resolve when nothing of it is on the server any more.
+    /// The places that the claim is leaving; each resolves when nothing of it is on the server any more.
     leaving: Vec<oneshot::Receiver<Infallible>>,
-    /// How often the lock was seen free before the last attempt.
+    /// The number of times that the lock was seen free before the last attempt.
     known: u64,
-    /// Whether it had its turn then.
+    /// Is `true` if the claim had its turn then.
     has_turn: bool,
-    /// It has waited for the time before it joins.
+    /// Set once the claim has waited for the time before it joins.
     patient: bool,
-    /// Since when the lock was seen free, and was not to be had.
+    /// The moment since which the lock was seen free, and was not to be had.
     losing_since: Option<Instant>,
     pauses: Backoff,
 }
 
-/// What a claim knows of its place.
+/// The state of a place, as its claim sees it.
 #[derive(Clone, Copy, Default)]
 struct Seen {
-    /// How often the lock was seen free.
+    /// The number of times that the lock was seen free.
     free: u64,
-    /// Whether it has its turn, which it loses when it does not ask.
+    /// Is `true` if the claim has its turn, which it loses when it does not ask.
     has_turn: bool,
 }
 
@@ -162,7 +180,7 @@ struct Seen {
 struct QueuePlace {
     seen: watch::Receiver<Seen>,
     again: mpsc::UnboundedSender<()>,
-    /// After how many of these it was asked to wait again.
+    /// The number of times the lock had been seen free when the connection was last asked to wait again.
     asked_again: u64,
     /// Resolves when the connection has left the queue.
     left: oneshot::Receiver<Infallible>,
@@ -182,19 +200,21 @@ impl<M: Strategy> Waiting<M> {
         }
     }
 
-    /// An attempt begins.
+    /// Begins an attempt.
     pub(super) fn begin(&mut self) {
+        // Read before the request is sent: a release that is seen from here on is news to this attempt, and `changed`
+        // returns at once.
         let seen = self.place.as_ref().map(|place| *place.seen.borrow()).unwrap_or_default();
         (self.known, self.has_turn) = (seen.free, seen.has_turn);
     }
 
-    /// Whether the claim has its turn among all who wait for the key.
+    /// Returns `true` if the claim has its turn among all that wait for the key.
     pub(super) const fn has_turn(&self) -> bool {
         self.has_turn
     }
 
-    /// The turn of another reader of this process, where there is one: who reads has it for all of them. It is kept
-    /// until this is dropped, but not for long.
+    /// Returns the turn of another reader of this process, where there is one: a reader has it for all of them. It is
+    /// kept until the returned value is dropped, but not for long.
     pub(super) fn joins(&self, key: &Key) -> Option<Arc<()>> {
         let name = self.queue.others.server().name(key);
         let mut turns = self.queue.turns.lock();
@@ -215,11 +235,15 @@ impl<M: Strategy> Waiting<M> {
             }
             (self.place, self.known, self.has_turn) = (self.queue.join(name)?, 0, false);
         }
+        // The connection waits for a word after each time it saw the lock free. The attempt that followed has failed,
+        // or this would not be called: it is asked to wait again, once.
         if let Some(place) = &mut self.place {
+            // Pausing sooner would miss the short time in which faster claims leave the lock alone.
             if place.seen.borrow().free == self.known && self.known > place.asked_again {
                 if self.losing_since.get_or_insert_with(Instant::now).elapsed() > LOSING {
                     sleep(self.pauses.next_pause()).await;
                 }
+                // Noted before it is sent and without an await in between: a cancelled call does not ask twice.
                 place.asked_again = self.known;
                 let _ = place.again.send(());
             }
@@ -227,6 +251,8 @@ impl<M: Strategy> Waiting<M> {
             if place.seen.wait_for(|seen| seen.free > known).await.is_ok() {
                 return Ok(());
             }
+            // The visit has ended: its connection broke, or there was none. This call polls, and the next one joins
+            // anew.
             self.place = None;
         }
         sleep(self.pauses.next_pause()).await;
@@ -235,29 +261,30 @@ impl<M: Strategy> Waiting<M> {
 
     /// Begins to leave the queue.
     pub(super) fn leave(&mut self) {
-        // The sender goes, which the connection notices.
+        // Dropping the place drops its sender, which the connection notices.
         self.leaving.extend(self.place.take().map(|place| place.left));
     }
 
-    /// Whether a connection of this process has the turn for a key.
+    /// Returns `true` if a connection of this process has the turn for a key.
     pub(super) fn has_turn_here(&self, key: &Key) -> bool {
         let name = self.queue.others.server().name(key);
         let turns = self.queue.turns.lock();
         [false, true].iter().any(|reads| turns.contains_key(&(name.digest, *reads)))
     }
 
-    /// Whether nothing of this claim is in a queue, for certain.
+    /// Returns `true` if nothing of this claim is in a queue, for certain.
     pub(super) const fn is_out(&self) -> bool {
         self.place.is_none() && self.leaving.is_empty()
     }
 
-    /// Resolves when the queues that were left know it: until then the server may still give the lock for a moment to
-    /// who waits for it no more.
+    /// Resolves when the queues that were left know it: until then the server may still give the lock for a moment to a
+    /// place whose claim waits no more.
     ///
     /// # Cancel safety
     ///
     /// Cancel-safe.
     pub(super) async fn left(&mut self) {
+        // Each is removed only after its end was seen, so that a cancelled call is resumed by the next one.
         while let Some(left) = self.leaving.last_mut() {
             let _ = left.await;
             self.leaving.pop();
@@ -265,22 +292,24 @@ impl<M: Strategy> Waiting<M> {
     }
 }
 
-/// What one connection does for one place.
+/// The work of one connection for one place.
 struct Visit<M: Strategy> {
     queue: Arc<Queue<M>>,
     name: Name,
     tell: watch::Sender<Seen>,
     asked: mpsc::UnboundedReceiver<()>,
-    /// Dropped at the end.
+    /// Dropped at the end, which resolves `left`.
     _stands: oneshot::Sender<Infallible>,
 }
 
 impl<M: Strategy> Visit<M> {
     async fn carry_out(mut self, permit: OwnedSemaphorePermit) {
         let others = Arc::clone(&self.queue.others);
-        // Without a connection the place is gone, and its claim asks.
+        // Without a connection the place is gone, and its claim polls.
         let Ok((mut connection, permit)) = others.connection(permit, QUESTION).await else { return };
         match self.stand(&mut connection).await {
+            // Nothing of the name is left after an orderly end, and another place may use the connection. Otherwise
+            // closing it is the only way to leave the queue for certain.
             Ok(()) => others.put_back(connection),
             Err(_) => end(connection).await,
         }
@@ -290,6 +319,7 @@ impl<M: Strategy> Visit<M> {
     /// Waits until the claim has gone. After an error the connection is of no use any more.
     async fn stand(&mut self, on: &mut Conn<M::Server>) -> SqlResult<()> {
         let Self { queue, name, tell, asked, .. } = self;
+        // Needed for a cancellation, which goes over another connection: it must be known before the first wait.
         let session = queue.others.server().ping(on).await?;
         let mut turn = None;
         loop {
@@ -306,8 +336,9 @@ impl<M: Strategy> Visit<M> {
                     biased;
                     waited = within(CUT_OFF, &mut waiting) => Some(waited),
                     () = gone(asked) => {
-                        // A server may not notice by itself that nobody waits any more. The statement's own answer
-                        // says that it has not taken anything.
+                        // A server may not notice by itself that the claim has gone. Only the statement's own answer
+                        // says that it has not taken anything. A cancellation may arrive before its statement does, so
+                        // that it is repeated.
                         let mut answered = false;
                         for _ in 0..CANCELS.0 {
                             let _ = queue.others.ask(Cancel(session), QUESTION).await;
@@ -316,6 +347,7 @@ impl<M: Strategy> Visit<M> {
                                 break;
                             }
                         }
+                        // The session must go: its place in the queue goes with it.
                         if !answered {
                             let _ = queue.others.ask(End(session), QUESTION).await;
                             return Err(sqlx::Error::WorkerCrashed);
@@ -327,26 +359,34 @@ impl<M: Strategy> Visit<M> {
             let Some(waited) = waited else { return leave::<M>(on, name, turn.as_ref()).await };
             match waited {
                 Some(Ok(true)) if turn.is_some() => {
+                    // A word says that the attempt has failed, the end of the channel that the claim has gone. Without
+                    // either the claim is not polled.
                     tell.send_modify(|seen| *seen = Seen { free: seen.free + 1, has_turn: true });
                     let mut asks = within(ASKS, asked.recv()).await;
                     if asks.is_none() {
-                        // Others are not to wait for a claim that does nothing. It may come back, and gets in line.
+                        // Others are not to wait for a claim that does nothing. It may come back, and then gets in
+                        // line.
                         tell.send_if_modified(|seen| {
                             seen.has_turn = false;
                             false
                         });
+                        // The flag first: an attempt that begins now must not count on a turn that is being left. The
+                        // claim is not woken by it.
                         leave_queue::<M>(on, name).await?;
                         turn = None;
                         asks = Some(asked.recv().await);
                     }
+                    // The lock was granted, or the claim was cancelled.
                     if asks == Some(None) {
                         return leave::<M>(on, name, turn.as_ref()).await;
                     }
                 }
                 Some(Ok(true)) => turn = Some(TurnHere::of(queue, name)),
-                // It has waited for as long as a statement may.
+                // The statement has waited for as long as one may: another one goes on, in the old place if the turn is
+                // there.
                 Some(Ok(false)) => {}
                 Some(Err(error)) => {
+                    // The connection itself failed, and with it the place in the queue.
                     if !matches!(error, sqlx::Error::Database(_)) {
                         return Err(error);
                     }
@@ -361,12 +401,13 @@ impl<M: Strategy> Visit<M> {
     }
 }
 
-/// Leaves the queue of a name, and the turn to the next one.
+/// Leaves the queue of a name, and the turn to the next session.
 async fn leave<M: Strategy>(
     on: &mut Conn<M::Server>,
     name: &Name,
     turn: Option<&TurnHere<M>>,
 ) -> SqlResult<()> {
+    // A reader's turn stays open for the readers of this process that come right behind it.
     if let Some(turn) = turn {
         turn.joined().await;
     }

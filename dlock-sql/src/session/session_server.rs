@@ -14,14 +14,14 @@ use crate::way::Way;
 /// The sessions of a server, as far as all of them keep locks alike.
 #[doc(hidden)]
 pub trait SessionServer: Server {
-    /// How many bytes of a name's digest the server gets.
+    /// The number of bytes of a name's digest that the server gets.
     const DIGEST: usize;
 
-    /// The table among all that a lock of a session may be of.
+    /// Returns the table, among all that a lock of a session may be of.
     fn place(&self) -> String;
-    /// Whether grants of sessions and locked rows are counted.
+    /// Returns `true` if grants of sessions and locked rows are counted.
     fn counts(&self) -> bool;
-    /// What the lock of a session is called.
+    /// Returns the names of a key's lock.
     fn name(&self, key: &Key) -> Name {
         Name::of(&self.place(), key)
     }
@@ -37,36 +37,37 @@ pub trait SessionServer: Server {
     fn cancel(&self, on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
     /// Ends a session, if it is still there.
     fn end(&self, on: &mut Conn<Self>, session: i64) -> impl Future<Output = SqlResult<()>> + Send;
-    /// Waits for the turn among all who wait for this name, or its row; whether it came. The session has it until it
-    /// leaves.
+    /// Waits for the turn among all that wait for this name, or its row. Returns whether it came. The session has it
+    /// until it leaves.
     fn queue(on: &mut Conn<Self>, name: &Name, is_row: bool) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Gives the turn to the next one.
+    /// Gives the turn to the next session.
     fn leave(on: &mut Conn<Self>, name: &Name, is_row: bool) -> impl Future<Output = SqlResult<()>> + Send;
 
-    /// Whether a session has the turn among those who wait for this name, or its row; and the session of the
-    /// connection.
+    /// Returns the session of the connection, and whether a session has the turn among those that wait for this name,
+    /// or its row.
     fn is_awaited(
         on: &mut Conn<Self>,
         name: &Name,
         is_row: bool,
     ) -> impl Future<Output = SqlResult<(i64, bool)>> + Send;
 
-    /// Begins a transaction, and locks the row in it if nobody has it: the session, and how the row was found. Ends the
-    /// transaction when somebody has it, and when the server refuses. Nothing is prepared yet on a connection that
-    /// `is_new`.
+    /// Begins a transaction, and locks the row in it if no other session has it. Returns the session, and how the row
+    /// was found. Ends the transaction when the row is locked, and when the server refuses. Nothing is prepared yet on
+    /// a connection that `is_new`.
     fn lock_row(
         &self,
         on: &mut Conn<Self>,
         wanted: &Wanted,
         is_new: bool,
     ) -> impl Future<Output = SqlResult<(i64, Found)>> + Send;
-    /// Makes the row that is to be locked; whether it was missing.
+    /// Makes the row that is to be locked. Returns whether it was missing.
     fn make_row(&self, on: &mut Conn<Self>, name: &Name) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Whether a transaction is open on a connection of a caller, or what is written on it is not committed at once.
-    /// Leaves the transaction as it was.
+    /// Returns whether a transaction is open on a connection of a caller, or what is written on it is not committed at
+    /// once. Leaves the transaction as it was.
     fn is_in_transaction(on: &mut Conn<Self>) -> impl Future<Output = SqlResult<bool>> + Send;
-    /// Counts a grant to a session, which has the lock in this way; or the other way in which the key is held. What the
-    /// name of a session was taken with has not counted it: the key is moved, and only the session itself can do that.
+    /// Counts a grant to a session, which has the lock in this way. Returns its fence, or the other way in which the
+    /// key is held. The statement that took a session's name has not counted it: the key is moved, and only the session
+    /// itself can do that.
     fn count(
         &self,
         on: &mut Conn<Self>,
@@ -74,8 +75,8 @@ pub trait SessionServer: Server {
         session: i64,
         way: Way,
     ) -> impl Future<Output = SqlResult<Result<Fence, Way>>> + Send;
-    /// Confirms, after its grant was counted, that the transaction has the row still: the session. Also writes down who
-    /// reads, where [`count`](Self::count) does not.
+    /// Confirms, after its grant was counted, that the transaction still has the row. Returns the session. Also writes
+    /// down the reader, where [`count`](Self::count) does not.
     fn confirm(
         &self,
         on: &mut Conn<Self>,

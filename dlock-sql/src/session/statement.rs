@@ -1,4 +1,4 @@
-//! What is asked for on a connection that keeps locks.
+//! The statements on a connection that keeps locks.
 
 use dlock_core::Fence;
 
@@ -11,21 +11,21 @@ use crate::protocol::Taken;
 pub(super) struct Session<S: Driver> {
     pub(super) connection: Conn<S>,
     pub(super) id: i64,
-    /// Nothing was asked for on it.
+    /// Set as long as nothing was asked for on it.
     pub(super) is_new: bool,
 }
 
-/// What is done on the connection.
+/// A statement on the connection.
 pub(super) enum Statement {
     Ping,
     Take(Vec<Wanted>),
-    /// Counts a grant of one that the session has.
+    /// Counts a grant of a lock that the session has.
     Count(Vec<Wanted>),
     Downgrade(Wanted, Option<Fence>),
     Release(Vec<Name>),
 }
 
-/// What came of it.
+/// The outcome of a statement.
 pub(super) enum Outcome {
     Alive,
     Taken(Vec<Taken>),
@@ -33,7 +33,7 @@ pub(super) enum Outcome {
 }
 
 impl Statement {
-    /// The session that has answered, and what.
+    /// Returns the session that has answered, and the outcome.
     pub(super) async fn answer<M: Strategy>(
         &self,
         others: &Others<M::Server>,
@@ -46,10 +46,12 @@ impl Statement {
                 Ok((session, Outcome::Alive))
             }
             Self::Take(wanted) => {
+                // New only for the first one, whether it is answered or not.
                 let asked = Opened { id: *id, is_new: std::mem::take(is_new) };
                 let (session, taken) = match M::take(others, on, asked, wanted).await {
                     Err(TakeError::Refused(error)) if M::Server::is_of_old_rights(&error) => {
-                        // Where the user has no right to the database any more, the locks of this connection stay.
+                        // Looked up once more on this connection: where the user has no right to the database any more,
+                        // the locks that are on it stay.
                         M::Server::look_up_rights(on).await.map_err(TakeError::of)?;
                         M::take(others, on, asked, wanted).await?
                     }
@@ -58,6 +60,7 @@ impl Statement {
                 Ok((session, Outcome::Taken(taken)))
             }
             Self::Count(wanted) => {
+                // The name was taken before; the answer to that is the input of the count.
                 let uncounted = Ok((*id, vec![Taken::Uncounted]));
                 let (session, taken) = settle_names::<M>(others.server(), on, wanted, uncounted).await?;
                 Ok((session, Outcome::Taken(taken)))

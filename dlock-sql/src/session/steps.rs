@@ -1,4 +1,4 @@
-//! What is done for sessions on connections that keep no locks.
+//! The steps for sessions on connections that keep no locks.
 
 use dlock_core::Fence;
 

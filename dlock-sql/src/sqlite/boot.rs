@@ -1,16 +1,22 @@
-//! Which boot of the machine a lease belongs to.
+//! The boot of the machine that a lease belongs to.
 //!
 //! An expiry is a reading of a clock that starts with the kernel, so every row names the boot that it is of. A table
 //! has one name for the current one, in its own row, which all processes under one kernel use. It is the kernel's boot
 //! id where that can be seen. A container may have a file mounted over it, as LXC, LXD and systemd-nspawn do, which
-//! says nothing about the kernel: such a process uses the name that it finds, or invents one. Whether a name still
-//! stands for this boot is then decided by what no container has of its own:
+//! says nothing about the kernel: such a process uses the name that it finds, or invents one. Two things that no
+//! container has of its own then decide whether a name still stands for this boot:
 //!
 //! * [marks](super::presence): a process that uses the name and is alive is one of this kernel;
-//! * when the machine started, by the wall clock. Only a step of that clock moves it.
+//! * the start of the machine, by the wall clock. Only a step of that clock moves it.
 //!
-//! Where the second says that the machine has restarted, the clock may as well have been set. The leases under the
-//! earlier name are then waited for.
+//! | the process sees | name in the table | decided by | otherwise |
+//! |---|---|---|---|
+//! | the kernel's boot id | a boot id | equality | its boot id, for certain |
+//! | the kernel's boot id | an invented one | marks, or the start | its boot id, in doubt |
+//! | none | any | marks, or the start | an invented name, in doubt |
+//!
+//! If the start says that the machine has restarted, the clock may as well have been set. The leases under the earlier
+//! name are then waited for.
 
 use std::path::Path;
 
@@ -18,29 +24,29 @@ use dlock_core::{Failure, Token};
 
 use super::time;
 
-/// What begins a name that is no boot id.
+/// The first byte of a name that is no boot id.
 const INVENTED: u8 = b'~';
-/// By how many milliseconds two readings of when the machine started may differ, for the small steps with which the
-/// wall clock is set. A machine that restarts as fast keeps its locks for this time at the most.
+/// The milliseconds by which two readings of the machine's start may differ, for the small steps with which the wall
+/// clock is set. A machine that restarts as fast keeps its locks for this time at the most.
 const TOLERANCE: u64 = 5_000;
 
-/// What this process knows of the boot.
+/// The boot, as this process knows it.
 #[derive(Debug)]
 pub(super) struct Boot {
     /// The boot id, if it is the kernel's.
     id: Option<Vec<u8>>,
-    /// When the machine started, in milliseconds of the wall clock.
+    /// The start of the machine, in milliseconds of the wall clock.
     start: i64,
 }
 
-/// What a table says of the boot.
+/// The boot, as a table names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BootName {
-    /// What rows of this boot say.
+    /// The name in rows of this boot.
     pub(super) name: Vec<u8>,
-    /// When the machine started; earlier versions did not say so.
+    /// The start of the machine; earlier versions did not note it.
     start: Option<i64>,
-    /// When it got this name, if it may have had another one before.
+    /// The moment at which it got this name, if it may have had another one before.
     pub(super) doubted: Option<i64>,
 }
 
@@ -51,8 +57,8 @@ impl Boot {
         Ok(Self { id: kernel_id(path)?, start: time::start() })
     }
 
-    /// Which name to use in a table whose own row says `stored`. `is_used` tells whether a process that uses a name is
-    /// alive.
+    /// Decides on the name to use in a table whose own row says `stored`. `is_used` returns whether a process that uses
+    /// a name is alive.
     pub(super) fn name(
         &self,
         stored: &[u8],
@@ -62,9 +68,12 @@ impl Boot {
         let agrees = stored.start.is_some_and(|start| start.abs_diff(self.start) <= TOLERANCE);
         let (is_same, is_certain) = match &self.id {
             Some(id) if !stored.is_invented() => (stored.name == *id, true),
+            // The start first, which costs nothing: marks take a system call.
             _ => (agrees || is_used(&stored.name), stored.name.is_empty()),
         };
         if is_same {
+            // The name holds although the start differs: the clock was set. Noted anew, so that it speaks for the name
+            // again.
             let start = if agrees { stored.start } else { Some(self.start) };
             return Ok(BootName { start, ..stored });
         }
@@ -76,7 +85,7 @@ impl Boot {
         })
     }
 
-    /// Whether the marks decide what this process takes for leases of this boot.
+    /// Returns `true` if the marks decide which leases this process takes for those of this boot.
     pub(super) fn needs_marks(&self, name: &BootName) -> bool {
         self.id.is_none() || name.is_invented()
     }
@@ -90,7 +99,7 @@ impl BootName {
         Self { name, start: number(), doubted: number() }
     }
 
-    /// For storing: `name;start`, or `name;start;doubted`.
+    /// Returns the stored form: `name;start`, or `name;start;doubted`.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut stored = self.name.clone();
         for number in [self.start, self.doubted].into_iter().flatten() {
@@ -104,7 +113,7 @@ impl BootName {
     }
 }
 
-/// The kernel's boot id; `None` where something else is mounted over it, and be it another file of the kernel.
+/// Returns the kernel's boot id; `None` where something else is mounted over it, and be it another file of the kernel.
 #[cfg(target_os = "linux")]
 fn kernel_id(path: &Path) -> Result<Option<Vec<u8>>, Failure> {
     use std::io::Read;
@@ -137,7 +146,7 @@ fn kernel_id(path: &Path) -> Result<Option<Vec<u8>>, Failure> {
     }
 }
 
-/// Times of the wall clock are good across boots.
+/// Returns a name that never changes: times of the wall clock are good across boots.
 #[cfg(not(target_os = "linux"))]
 fn kernel_id(_: &Path) -> Result<Option<Vec<u8>>, Failure> {
     Ok(Some(b"wall clock".to_vec()))

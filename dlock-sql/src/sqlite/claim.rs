@@ -1,4 +1,19 @@
 //! One claim on a row.
+//!
+//! ```text
+//!                 busy: `contended`, perhaps `place`, `keeps_out`, `shared_lock`
+//!              +------------------------------------------------------+
+//!              v                                                      |
+//!     clean -> attempt --- granted: `held` ---> held ---> withdraw, leave --------> clean
+//!              |   |                             |             ^
+//!              |   | not known: `in_flight`,     | downgrade   |
+//!              |   | by its writer               | not known: `downgrades`, sent again by each renewal
+//!              |   +--> the next step goes by the same writer, after it
+//!              | dropped: `detached`
+//!              +------> `settle` waits for its end, then as not known
+//!
+//!     the file was replaced or deleted, in any state: `forget`, nothing is left
+//! ```
 
 pub(super) mod batch;
 
@@ -32,31 +47,32 @@ use crate::stored;
 pub struct SqliteClaim {
     shared: Arc<Shared>,
     pub(super) request: ClaimRequest,
-    /// Where the latest attempt was made.
+    /// The database at which the latest attempt was made.
     database: Option<Arc<Database>>,
-    /// By their writer. All go by the same one, see [`writer`](Self::writer).
+    /// The attempts in flight, by their writer. All go by the same one, see [`writer`](Self::writer).
     pub(super) in_flight: InFlight<usize>,
     /// A step that may go on without its caller.
     pub(super) detached: Option<Detached>,
     pub(super) held: bool,
-    /// From when the lease counts.
+    /// The moment from which the lease counts.
     since: Instant,
-    /// Of renewals, which wait for each other.
+    /// The clock of renewals, which wait for each other.
     clock: RequestClock,
-    /// How many fences the next attempt reserves.
+    /// The number of fences that the next attempt reserves.
     pub(super) reserves: u32,
-    /// Several had it at an earlier attempt.
+    /// Set if several held it at an earlier attempt.
     shared_lock: bool,
-    /// It was to become a reader's, and the outcome is not known.
+    /// Set while the lock is to become a reader's, and the outcome is not known.
     downgrades: bool,
-    /// Its place among those who wait in order.
+    /// The place among those that wait in order.
     pub(super) place: Place,
-    /// It may keep newcomers out while it waits.
+    /// Set while it may keep newcomers out.
     pub(super) keeps_out: bool,
-    /// Somebody had the lock at the last attempt: look before the next one writes.
+    /// Set if the lock was held at the last attempt: look before the next one writes.
     contended: bool,
-    /// The grant that somebody else had at the last attempt, and the one with which it is noted that we wait.
+    /// The fence of the holder at the last attempt.
     pub(super) seen: Option<Fence>,
+    /// The fence of the grant with which it is noted that this claim waits.
     pub(super) noted: Option<Fence>,
 }
 
@@ -90,32 +106,32 @@ impl SqliteClaim {
         }
     }
 
-    /// How long a step may stand in line and try again while others are in the way: well within the engine's limit for
-    /// a request, so that it is not taken for a lost one.
+    /// Returns until when a step may wait for its turn and try again while others are in the way: well within the
+    /// engine's limit for a request, so that it is not taken for a lost one.
     fn until(&self) -> Until {
         let limit = (self.request.lease / 12).min(self.request.request_timeout / 2);
         Until::after(limit.min(Duration::from_secs(2)))
     }
 
-    /// The database that the path leads to, and the writer that must be used there.
+    /// Returns the database that the path leads to, and the writer that must be used there.
     async fn database(&mut self) -> Result<(Arc<Database>, Writer), Failure> {
         let database = self.shared.current().await?;
         let same = self.database.as_ref().is_some_and(|earlier| Arc::ptr_eq(earlier, &database));
         if !same {
-            // Whatever stands in an earlier file is worth nothing.
+            // A lock in an earlier file is worth nothing.
             self.forget();
             self.database = Some(Arc::clone(&database));
         }
         Ok((database, self.writer()))
     }
 
-    /// The writer that must be used: what is in flight comes first there, so that an answer settles it.
+    /// Returns the writer that must be used: what is in flight comes first there, so that an answer settles it.
     pub(super) fn writer(&self) -> Writer {
-        self.in_flight.ways().next().map_or(Writer::Any, |lane| Writer::Same(*lane))
+        self.in_flight.ways().next().map_or(Writer::Any, |slot| Writer::Same(*slot))
     }
 
-    /// The lock's row is taken if it is free or ours, or was left for this claim to take over; the last of the fences
-    /// that were reserved with it, or `None` when it is somebody else's.
+    /// Takes the lock's row if it is free or the claim's own, or was left for this claim to take over. Returns the
+    /// grant, or `None` when another claim has the row.
     async fn take(
         &mut self,
         database: &Database,
@@ -123,14 +139,17 @@ impl SqliteClaim {
         until: Until,
         fences: u32,
     ) -> Result<Option<Grant>, Failure> {
-        let (mut turn, lane) = database.connections.writer(writer, until).await?;
+        let (mut turn, slot) = database.connections.writer(writer, until).await?;
         let request = &self.request;
         let holder = stored::line(request, fences);
         let (statement, [low, high]) = match request.takes_over {
+            // The bounds of the line are for the first statement only: what was left for a baton is taken over past all
+            // waiters.
             None => (&database.statements.take, line::bounds(&request.key)),
             Some(left) => (&database.statements.take_over, [left.as_bytes().to_vec(), Vec::new()]),
         };
-        self.in_flight.begin(lane);
+        // In flight before the first poll of the statement, which goes on to its end without its caller.
+        self.in_flight.begin(slot);
         let answer = turn
             .run(until, |now| {
                 sqlx::query(statement.clone())
@@ -147,28 +166,31 @@ impl SqliteClaim {
             })
             .await;
         drop(turn);
+        // A row is a grant, and no row a refusal: only an error leaves open what was done.
         match answer.and_then(|answer| answer.rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()) {
             Ok(fence) => {
-                self.in_flight.answered(&lane);
+                self.in_flight.answered(&slot);
                 let lease = self.request.lease;
                 Ok(fence.map(|last| stored::grant(lease, stored::fence(last), fences)))
             }
             Err(error) => {
                 let failure = classify(error, database.connections.path());
                 if failure.kind() != ErrorKind::Unknown {
-                    self.in_flight.took_nothing(&lane);
+                    self.in_flight.took_nothing(&slot);
                 }
                 Err(failure)
             }
         }
     }
 
-    /// Where, by which writer, and until when a release is carried out; `None` where there is nothing to release.
+    /// Returns where, by which writer, and until when a release is carried out; `None` where there is nothing to
+    /// release.
     async fn releasing(&mut self) -> Option<(Arc<Database>, Writer, Until)> {
+        // A step without its caller may take the lock still: the release has to come after it.
         self.settle().await;
         let database = self.database.clone()?;
         if matches!(database.file_state(), Ok(FileState::Replaced | FileState::Gone)) {
-            // A lock in a file that nobody else can see is none any more.
+            // A lock in a file that no other process can see excludes none of them.
             self.forget();
             return None;
         }
@@ -182,14 +204,15 @@ impl SqliteClaim {
 
     fn has_nothing(&mut self) {
         if let Some(database) = self.database.as_ref().filter(|_| self.held) {
+            // Not notified any more: what is lost from here on is no hold of this claim.
             database.ended(&self.request.token);
         }
         self.in_flight.clear();
         (self.held, self.keeps_out, self.place) = (false, false, Place::default());
     }
 
-    /// Runs a step that notes in `writer` which one it uses. Where the outcome is not known, what follows goes after it
-    /// on the same connection.
+    /// Runs a step that notes in `writer` which one it uses. If the outcome is not known, what follows goes after it on
+    /// the same connection.
     ///
     /// # Cancel safety
     ///
@@ -200,6 +223,7 @@ impl SqliteClaim {
         step: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T, Failure> {
         let (ends, ended) = oneshot::channel();
+        // Noted before the step begins, so that a dropped call leaves it behind.
         self.detached = Some(Detached { writer: Arc::clone(writer), ended });
         let answer = detached(async move {
             let answer = step.await;
@@ -208,13 +232,14 @@ impl SqliteClaim {
         })
         .await;
         self.detached = None;
+        // From here on it counts as an attempt: a writer that was never taken means that nothing was sent.
         if matches!(&answer, Err(failure) if failure.kind() == ErrorKind::Unknown) {
-            writer.get().into_iter().for_each(|lane| self.in_flight.begin(*lane));
+            writer.get().into_iter().for_each(|slot| self.in_flight.begin(*slot));
         }
         answer
     }
 
-    /// Waits for the end of a step whose caller was dropped. What it came to is not known.
+    /// Waits for the end of a step whose caller was dropped. Its outcome is not known.
     ///
     /// # Cancel safety
     ///
@@ -222,12 +247,13 @@ impl SqliteClaim {
     pub(super) async fn settle(&mut self) {
         if let Some(Detached { writer, ended }) = &mut self.detached {
             let _ = ended.await;
-            writer.get().into_iter().for_each(|lane| self.in_flight.begin(*lane));
+            writer.get().into_iter().for_each(|slot| self.in_flight.begin(*slot));
+            // Only now: a dropped call waits again.
             self.detached = None;
         }
     }
 
-    /// Returns the answer to an attempt of a waiter in line where none has to be written: its place is kept for long
+    /// Returns the answer to an attempt of a waiter in line where nothing has to be written: its place is kept for long
     /// enough, and it is not its turn.
     async fn look_in_line(&mut self, database: &Database, until: Until) -> Result<Option<Attempt>, Failure> {
         let (Some(number), true) = (self.place.number, self.in_flight.is_empty()) else { return Ok(None) };
@@ -256,6 +282,7 @@ impl SqliteClaim {
         let found = found.map_err(|error| unchanged(classify(error, database.connections.path())))?;
         let Some((standing, Some(kept_until), Some(first))) = found else { return Ok(None) };
         let before = first.before(number);
+        // Half of the time in which the place is kept is left for the write.
         if kept_until < later(now, kept(before) / 2) {
             return Ok(None);
         }
@@ -281,8 +308,10 @@ impl Claim for SqliteClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.settle().await;
         let until = self.until();
+        // Before the request may be sent: the lease counts from here.
         self.since = Instant::now();
         let (database, writer) = self.database().await?;
+        // Asked at each attempt: while others may still hold locks in an earlier file, nothing is granted here.
         database.may_grant(self.request.lease)?;
         if self.request.fair
             && let Some(busy) = self.look_in_line(&database, until).await?
@@ -293,8 +322,7 @@ impl Claim for SqliteClaim {
             return self.attempt_share(&database, writer, until).await;
         }
         let mut refused = false;
-        // Writing first costs one statement when the lock is free. When it is not, reading is what disturbs others
-        // least.
+        // Writing first costs one statement when the lock is free. When it is not, reading disturbs others least.
         for _ in 0..3 {
             if self.contended && self.in_flight.is_empty() {
                 match read(&database, &self.request.key, until).await {
@@ -312,6 +340,7 @@ impl Claim for SqliteClaim {
                         self.shared_lock = true;
                         return self.attempt_share(&database, writer, until).await;
                     }
+                    // The write has already answered: the lock is held.
                     Err(_) if refused => break,
                     Err(failure) => return Err(failure),
                 }
@@ -319,7 +348,7 @@ impl Claim for SqliteClaim {
             let is_first = self.in_flight.is_empty() && self.request.takes_over.is_none();
             let fences = if is_first { self.reserves } else { 1 };
             if let Some(grant) = self.take(&database, writer, until, fences).await? {
-                // Were the next attempt to look first, it would take its own lock for another owner's.
+                // The attempt that follows must not look first: it would take its own lock for that of another owner.
                 (self.held, self.contended) = (true, false);
                 return Ok(Attempt::Granted(grant));
             }
@@ -329,13 +358,14 @@ impl Claim for SqliteClaim {
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
+        // Noted once for each grant, in the row of the holder: its release then reports that others wait.
         if (self.seen.is_none() || self.seen != self.noted)
             && let Some(database) = self.database.clone()
         {
             note(&database, &self.request.key, self.until()).await?;
             self.noted = self.seen;
         }
-        // Nobody tells of a release.
+        // Releases are not notified: the engine polls.
         std::future::pending().await
     }
 
@@ -347,7 +377,7 @@ impl Claim for SqliteClaim {
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
         if self.downgrades {
-            // In which form it is held is not known, and this extends it in either.
+            // It is not known in which form it is held; this extends it in either.
             return self.downgrade().await;
         }
         let Some(database) = &self.database else { return Ok(Renewed::Gone) };
@@ -357,6 +387,7 @@ impl Claim for SqliteClaim {
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
         self.settle().await;
         let Some(database) = self.database.clone() else { return Ok(Renewed::Gone) };
+        // A lock in another file than the path leads to is lost.
         if database.file_state()? != FileState::Same {
             return Ok(Renewed::Gone);
         }
@@ -373,11 +404,13 @@ impl Claim for SqliteClaim {
             return Ok(Withdrawal::ABSENT);
         };
         let request = &self.request;
+        // Without a grant there may be a preference or a place; a claim that holds the lock alone has neither any more.
         if request.mode != Mode::Exclusive || (self.shared_lock || request.fair) && !self.held {
             let released = self.release_share(&database, writer, until).await?;
             self.forget();
             return Ok(released);
         }
+        // By the writer of what is in flight, so that the release certainly comes after it.
         let (mut turn, _) = database.connections.writer(writer, until).await?;
         let answer = turn
             .run(until, |now| {
@@ -393,6 +426,7 @@ impl Claim for SqliteClaim {
         let released = answer
             .and_then(|answer| answer.rows.first().map(released).transpose())
             .map_err(|error| classify(error, database.connections.path()))?;
+        // Also without a row: the lock had ended, or was never taken.
         self.forget();
         let Some((running, awaited)) = released else { return Ok(Withdrawal::ABSENT) };
         let withdrawal = if running { Withdrawal::REMOVED } else { Withdrawal::ABSENT };
@@ -455,7 +489,7 @@ impl fmt::Debug for SqliteClaim {
     }
 }
 
-/// Notes with a lock that somebody has that it is waited for.
+/// Notes with a lock that is held that it is waited for.
 async fn note(database: &Database, key: &Key, until: Until) -> Result<(), Failure> {
     let (mut turn, _) = database.connections.writer(Writer::Any, until).await?;
     let noted = turn.run(until, |now| {
@@ -465,7 +499,7 @@ async fn note(database: &Database, key: &Key, until: Until) -> Result<(), Failur
     noted.await.map(drop).map_err(|error| classify(error, database.connections.path()))
 }
 
-/// What the row of `key` says. Changes nothing, however it fails.
+/// Reads the row of `key`. Changes nothing, however it fails.
 pub(super) async fn read(database: &Database, key: &Key, until: Until) -> Result<Standing, Failure> {
     let mut turn = database.connections.reader(until).await?;
     let answer = turn
@@ -480,7 +514,7 @@ pub(super) async fn read(database: &Database, key: &Key, until: Until) -> Result
         .map_err(|error| unchanged(classify(error, database.connections.path())))
 }
 
-/// Who has the lock of `key`; of several who have it the first.
+/// Returns the holder of the lock of `key`; of several holders the first.
 pub(super) async fn holder(
     database: Arc<Database>,
     key: &Key,

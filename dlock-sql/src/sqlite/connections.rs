@@ -1,4 +1,4 @@
-//! The connections to one database, and who uses which.
+//! The connections to one database, and the choice of one.
 //!
 //! sqlx runs the statements of a connection one after the other on a thread of its own, also those whose caller was
 //! cancelled. So a statement that follows another on the same connection certainly comes after it, which a withdrawal
@@ -6,8 +6,15 @@
 //!
 //! Callers share one writer, since SQLite lets only one write at a time anyway, and standing in line for a connection
 //! is cheaper than polling for the file's lock. A caller whose runtime stands still may keep the writer without using
-//! it; those who waited long enough then go to a spare one. The keeper renews on a connection of its own, and reads
+//! it; callers that waited long enough then go to a spare one. The keeper renews on a connection of its own, and reads
 //! have another: readers do not wait for writers.
+//!
+//! ```text
+//!               first use, and the path leads here: `opened`              `close`
+//!     empty ---------------------------------------------------> open ------------> gone
+//!       |                                                         | ^
+//!       +-- the path leads elsewhere: refused                     +-+ lent as a `Turn`
+//! ```
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,41 +36,41 @@ use crate::failure::{closed, unchanged};
 /// The first of each kind and the spare ones.
 const WRITERS: usize = 4;
 const READERS: usize = 2;
-/// How long to stand in line for one of them before going to the next, at the most.
+/// The longest wait in line for one of them before going to the next.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// The pauses before a statement is tried again because another process was in the way.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
 
 /// A place for a connection, which is opened when it is first needed.
 #[derive(Debug, Default)]
-struct Lane(Mutex<Option<SqliteConnection>>);
+struct ConnectionSlot(Mutex<Option<SqliteConnection>>);
 
 /// A connection that is the caller's for as long as this lives.
 pub(super) struct Turn<'a>(MutexGuard<'a, Option<SqliteConnection>>);
 
-/// Which connection to write on.
+/// The choice of a connection to write on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writer {
     /// The first that is free.
     Any,
-    /// The one that an earlier statement was sent on, which must come first.
+    /// That of an earlier statement, which must come first.
     Same(usize),
 }
 
 #[derive(Debug)]
 pub(super) struct Connections {
     options: SqliteConnectOptions,
-    /// As it was given.
+    /// The path as it was given.
     path: PathBuf,
     files: Files,
     identity: Identity,
-    writers: [Lane; WRITERS],
-    readers: [Lane; READERS],
-    renewer: Lane,
+    writers: [ConnectionSlot; WRITERS],
+    readers: [ConnectionSlot; READERS],
+    renewer: ConnectionSlot,
     closed: AtomicBool,
 }
 
-/// How a connection is opened. Nothing is made.
+/// Returns the options by which a connection is opened. Nothing is made.
 pub(super) fn connect_options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)
@@ -84,10 +91,10 @@ impl Connections {
         identity: Identity,
         [writer, reader, renewer]: [SqliteConnection; 3],
     ) -> Self {
-        let mut writers: [Lane; WRITERS] = std::array::from_fn(|_| Lane::default());
-        writers[0] = Lane::of(writer);
-        let mut readers: [Lane; READERS] = std::array::from_fn(|_| Lane::default());
-        readers[0] = Lane::of(reader);
+        let mut writers: [ConnectionSlot; WRITERS] = std::array::from_fn(|_| ConnectionSlot::default());
+        writers[0] = ConnectionSlot::of(writer);
+        let mut readers: [ConnectionSlot; READERS] = std::array::from_fn(|_| ConnectionSlot::default());
+        readers[0] = ConnectionSlot::of(reader);
         Self {
             options: connect_options(files.real()),
             path,
@@ -95,7 +102,7 @@ impl Connections {
             identity,
             writers,
             readers,
-            renewer: Lane::of(renewer),
+            renewer: ConnectionSlot::of(renewer),
             closed: AtomicBool::new(false),
         }
     }
@@ -108,7 +115,7 @@ impl Connections {
         &self.files
     }
 
-    /// What stands at the path now, and whether it is what we have open.
+    /// Looks what stands at the path now, and whether it is the database that is open here.
     pub(super) fn look(&self) -> std::io::Result<(Found, bool)> {
         let found = self.files.look()?;
         let is_same =
@@ -116,7 +123,7 @@ impl Connections {
         Ok((found, is_same))
     }
 
-    /// A writer, and which one it is. Changes nothing when it fails.
+    /// Returns a writer, and its number. Changes nothing when it fails.
     pub(super) async fn writer(&self, which: Writer, until: Until) -> Result<(Turn<'_>, usize), Failure> {
         match which {
             Writer::Any => self.first_free(&self.writers, until).await,
@@ -129,16 +136,23 @@ impl Connections {
     }
 
     pub(super) async fn renewer(&self, until: Until) -> Result<Turn<'_>, Failure> {
+        // Of its own: a renewal is not to stand in line behind attempts.
         Ok(self.first_free(std::slice::from_ref(&self.renewer), until).await?.0)
     }
 
-    async fn first_free<'a>(&'a self, lanes: &'a [Lane], until: Until) -> Result<(Turn<'a>, usize), Failure> {
-        if let Ok(place) = lanes[0].0.try_lock() {
+    async fn first_free<'a>(
+        &'a self,
+        slots: &'a [ConnectionSlot],
+        until: Until,
+    ) -> Result<(Turn<'a>, usize), Failure> {
+        // The first one, if it is free: the spare ones are opened only when it is kept for long.
+        if let Ok(place) = slots[0].0.try_lock() {
             return Ok((self.opened(place).await?, 0));
         }
-        for (n, lane) in lanes.iter().enumerate() {
+        for (n, slot) in slots.iter().enumerate() {
+            // Half of what is left for each, so that the last one is still waited for.
             let patience = PATIENCE.min(until.left() / 2);
-            if let Some(place) = within(patience, lane.0.lock()).await {
+            if let Some(place) = within(patience, slot.0.lock()).await {
                 return Ok((self.opened(place).await?, n));
             }
         }
@@ -160,6 +174,8 @@ impl Connections {
             // SQLite opens its other files at the first read.
             let read = sqlx::query("SELECT count(*) FROM sqlite_schema").fetch_all(&mut connection).await;
             read.map_err(|error| unchanged(classify(error, &self.path)))?;
+            // After the read, since all files are open then: if the path leads here now, they are those of this
+            // database.
             match self.look() {
                 Ok((Found::Linked(_), true)) => return Err(linked(&self.path)),
                 Ok((_, true)) => *place = Some(connection),
@@ -171,10 +187,11 @@ impl Connections {
 
     /// Closes what is open, and returns whether that is all. Waits a little for statements that are under way.
     pub(super) async fn close(&self) -> bool {
+        // The flag first: a place that is emptied below is not filled again.
         self.closed.store(true, Ordering::Release);
         let mut all = true;
-        for lane in self.writers.iter().chain(&self.readers).chain([&self.renewer]) {
-            let Some(mut place) = within(Duration::from_secs(1), lane.0.lock()).await else {
+        for slot in self.writers.iter().chain(&self.readers).chain([&self.renewer]) {
+            let Some(mut place) = within(Duration::from_secs(1), slot.0.lock()).await else {
                 all = false;
                 continue;
             };
@@ -186,13 +203,13 @@ impl Connections {
     }
 }
 
-impl Lane {
+impl ConnectionSlot {
     fn of(connection: SqliteConnection) -> Self {
         Self(Mutex::new(Some(connection)))
     }
 }
 
-/// Until when a step may go on trying.
+/// The moment until which a step may go on trying.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Until(i64);
 
@@ -206,20 +223,20 @@ impl Until {
     }
 }
 
-/// What a statement came to.
+/// The result of a statement.
 #[derive(Default)]
 pub(super) struct StatementResult {
     pub(super) rows: Vec<SqliteRow>,
-    /// How many rows it changed.
+    /// The number of rows that it changed.
     pub(super) changed: u64,
 }
 
 impl Turn<'_> {
     /// Runs one statement, which is given the time, to its end. While other processes are in the way it is tried again;
-    /// what failed that way changed nothing.
+    /// an attempt that failed in this way changed nothing.
     ///
     /// The end is waited for although there is one row at the most: SQLite commits when the statement has run to its
-    /// end, and who stops at the first row is not told of a commit that fails.
+    /// end, and a caller that stops at the first row learns of no commit that fails.
     pub(super) async fn run<'q>(
         &mut self,
         until: Until,
@@ -228,6 +245,7 @@ impl Turn<'_> {
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
         let Some(connection) = self.0.as_mut() else { return Err(sqlx::Error::PoolClosed) };
         loop {
+            // The time is read anew for each try: a statement that waited must not judge leases by the time before.
             match run_once(connection, statement(time::now())).await {
                 Err(error) if is_busy(&error) && !until.left().is_zero() => {
                     sleep(backoff.next_pause().min(until.left())).await;
@@ -246,8 +264,8 @@ impl Turn<'_> {
         connection.begin().await
     }
 
-    /// Begins one that alone writes to the file, by `lock`, which changes nothing. While other processes are in the way
-    /// that is tried again.
+    /// Begins a transaction that alone writes to the file, by `lock`, which changes nothing. While other processes are
+    /// in the way that is tried again.
     pub(super) async fn begin_writing(
         &mut self,
         lock: &SqlStr,
@@ -256,6 +274,8 @@ impl Turn<'_> {
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
         let mut transaction = self.begin().await?;
         loop {
+            // Locked by its first statement: a transaction that reads first, and then writes, could be refused for
+            // good.
             match sqlx::query(lock.clone()).execute(&mut *transaction).await {
                 Err(error) if is_busy(&error) && !until.left().is_zero() => {
                     sleep(backoff.next_pause().min(until.left())).await;
@@ -272,6 +292,7 @@ async fn run_once(
 ) -> Result<StatementResult, sqlx::Error> {
     let mut answer = StatementResult::default();
     let mut parts = connection.fetch_many(statement);
+    // To the end of the statement, which is when it is committed.
     while let Some(part) = parts.try_next().await? {
         match part {
             Either::Right(row) => answer.rows.push(row),

@@ -1,4 +1,15 @@
-//! One database that is open: its connections, and whether it still is what the path leads to.
+//! One database that is open: its connections, and whether the path still leads to it.
+//!
+//! ```text
+//!                the path leads here          it leads elsewhere, or nowhere: `retire`
+//!     open ---------------------------> same -----------------------------------------> retired
+//!      |  ^                              |                                                 every hold is lost,
+//!      |  | the files changed meanwhile  | `since`: another file under this name is open   then the mark goes
+//!      +--+                              | `doubted`: perhaps leases of this boot under
+//!                                        v  another name
+//!                                       no grants, until every earlier lease has ended
+//!                                       or the other file is open no more
+//! ```
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -25,45 +36,45 @@ use super::time;
 use crate::failure::unchanged;
 use crate::renewals::{self, Renewals};
 
-/// How long to go on opening while other processes are in the way.
+/// The time for opening while other processes are in the way.
 pub(super) const OPENING: Duration = Duration::from_secs(5);
-/// How old the last look at the files may be for a step to rely on it. Looking takes about 5 us.
+/// The age at which the last look at the files is too old for a step to rely on it. Looking takes about 5 us.
 const LOOK: Duration = Duration::from_millis(10);
-/// No lease of those who have an earlier file open is taken to be shorter.
+/// The shortest lease that is assumed of processes that have an earlier file open.
 const SHORTEST_QUARANTINE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Database {
     pub(super) connections: Connections,
     pub(super) statements: SqliteStatements,
-    /// What rows of this boot say.
+    /// The name of the boot in rows.
     pub(super) boot: Vec<u8>,
     pub(super) renewals: Renewals,
-    /// When this file was first seen at the path, if another one under the same name is open somewhere.
+    /// The moment at which this file was first seen at the path, if another one under the same name is open somewhere.
     since: Option<i64>,
-    /// When this boot was taken for another one than that of earlier leases, if that is not certain.
+    /// The moment at which this boot was taken for another one than that of earlier leases, if that is not certain.
     doubted: Option<i64>,
     holds: Mutex<Holds>,
     looked: AtomicI64,
 }
 
-/// What is held here, to be told when the database is lost.
+/// The holds here, to be notified when the database is lost.
 #[derive(Debug, Default)]
 struct Holds {
     signals: HashMap<Token, Signal>,
     presence: Option<(Presence, Mark)>,
-    /// Why nothing here is worth anything any more.
+    /// The reason why nothing here is worth anything any more.
     retired: Option<&'static str>,
 }
 
-/// What the path leads to.
+/// The file that the path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileState {
     /// This database.
     Same,
     /// Another one.
     Replaced,
-    /// Nothing.
+    /// None.
     Gone,
 }
 
@@ -77,6 +88,7 @@ impl Database {
         let boot = Boot::read(&options.boot_id)?;
         let until = time::now().saturating_add(time::nanos(OPENING));
         loop {
+            // At once where the files changed meanwhile, and after a pause where another process is in the way.
             match Self::try_open(options, &path, &boot).await {
                 Ok(Some(database)) => return Ok(database),
                 Ok(None) if time::now() > until => {
@@ -89,17 +101,18 @@ impl Database {
                 Err(wrong) if wrong.is_passing() && time::now() < until => {
                     sleep(Duration::from_millis(1)).await;
                 }
-                // Whatever it came to, no lock was asked for.
+                // However it failed, no lock was asked for.
                 Err(wrong) => return Err(unchanged(wrong.into_failure(&path))),
             }
         }
     }
 
-    /// `None` when the files changed in between.
+    /// Tries to open the database. Returns `None` when the files changed in between.
     async fn try_open(options: &SqliteOptions, path: &Path, boot: &Boot) -> Result<Option<Arc<Self>>, Wrong> {
         file::check(path).map_err(Wrong::Table)?;
         let statements = SqliteStatements::of(&options.table);
         let files = Files::of(path).map_err(Wrong::Table)?;
+        // Looked at before and after it is opened: a connection that was opened in between could be of either file.
         let look = || files.look().map_err(|error| Wrong::Table(of_file(error, "looking at", path)));
         let Found::Database(before) = look()? else { return Ok(None) };
         let how = connect_options(files.real());
@@ -107,6 +120,7 @@ impl Database {
         if options.makes {
             schema::migrate(&mut writer, &options.table, path).await?;
         }
+        // Also after making it: a table of that name may have been there, and be no lock table.
         schema::verify(&mut writer, &options.table, &statements, path).await?;
         // The files stay as they are from here on, since a connection has them open: if they are those that the path
         // leads to.
@@ -115,26 +129,30 @@ impl Database {
             return Ok(None);
         }
         let (mut reader, mut renewer) = (how.connect().await?, how.connect().await?);
+        // SQLite opens its other files at the first read.
         for connection in [&mut reader, &mut renewer] {
             sqlx::query(statements.mark.clone()).fetch_all(connection).await?;
         }
+        // Read before the name is chosen, and compared with when it is replaced: two processes that open the database
+        // at once agree on one name.
         let noted = Noted::read(&mut writer, &statements).await?;
         let marks = Presence::beside(files.real(), path);
         let mark_of = |name: &[u8]| Mark::of(&identity, &options.table, name);
         let is_used = |name: &[u8]| marks.as_ref().is_some_and(|marks| marks.has_equals(mark_of(name)));
         let mut name = boot.name(&noted.boot, is_used).map_err(Wrong::Table)?;
+        // A doubt is about leases that may still run: without any there is nothing to wait for.
         if name.name != noted.name() && !noted.may_have_leases(&mut reader, &statements).await? {
             name.doubted = None;
         }
         let mark = mark_of(&name.name);
         let marks = marks.and_then(|marks| marks.show(mark));
-        // Of two who choose different names, the second to leave its mark finds the other's.
+        // Of two processes that choose different names, the second to leave its mark finds the other's.
         match &marks {
             Some(marks) if marks.has_strangers(mark) => return Err(Wrong::Passing(strangers(path))),
             None if boot.needs_marks(&name) => return Err(Wrong::Table(no_marks(path))),
             _ => {}
         }
-        // Only now: whoever replaces the file later finds our mark.
+        // Only now: a process that replaces the file later finds this mark.
         if look()? != Found::Database(identity) {
             return Ok(None);
         }
@@ -159,11 +177,11 @@ impl Database {
         Ok(Some(database))
     }
 
-    /// Whether the path still led here a moment ago. When it does not, everything that is held here is lost from now
-    /// on.
+    /// Returns whether the path still led here a moment ago. If it does not, everything that is held here is lost from
+    /// now on.
     ///
-    /// While the file has another name too, this fails, so that nothing is granted and nothing renewed: those who use
-    /// the other one may hold the same locks.
+    /// While the file has another name too, this fails, so that nothing is granted and nothing renewed: processes that
+    /// use the other name may hold the same locks.
     pub(super) fn file_state(&self) -> Result<FileState, Failure> {
         let now = time::now();
         if now.saturating_sub(self.looked.load(Ordering::Acquire)) < time::nanos(LOOK) {
@@ -196,10 +214,11 @@ impl Database {
         }
     }
 
-    /// First all holders are notified, then our mark goes, which lets others begin.
+    /// Gives the database up. First all holders are notified, then the mark goes, which lets others begin.
     fn retire(&self, why: &'static str) {
         let mut holds = self.holds.lock();
         holds.retired = Some(why);
+        // Before the age of the last look, so that a step that finds it too old finds the reason.
         self.looked.store(0, Ordering::Release);
         for (_, signal) in holds.signals.drain() {
             signal.lost(why);
@@ -207,8 +226,9 @@ impl Database {
         holds.presence = None;
     }
 
-    /// From now on the holder of `signal` is notified when the database is lost.
+    /// Notifies the holder of `signal` from now on when the database is lost.
     pub(super) fn granted(&self, token: Token, signal: Signal) {
+        // Under one mutex with `retire`: each hold is notified by either of the two.
         let mut holds = self.holds.lock();
         match holds.retired {
             Some(why) => signal.lost(why),
@@ -216,7 +236,7 @@ impl Database {
         }
     }
 
-    /// Whether this process and the others see by marks who has the database open.
+    /// Returns `true` if this process and the others see by marks which processes have the database open.
     #[cfg(target_os = "linux")]
     pub(super) fn has_marks(&self) -> bool {
         self.holds.lock().presence.is_some()
@@ -226,8 +246,8 @@ impl Database {
         self.holds.lock().signals.remove(token);
     }
 
-    /// Whether locks may be given out. Not while others may still hold them in an earlier file, or by leases that are
-    /// perhaps of this boot, under another name.
+    /// Checks that locks may be given out. They may not while others may still hold them in an earlier file, or by
+    /// leases that are perhaps of this boot, under another name.
     pub(super) fn may_grant(&self, lease: Duration) -> Result<(), Failure> {
         let now = time::now();
         // Others may have taken a lock until their next look.
@@ -245,6 +265,7 @@ impl Database {
         }
         let has_others =
             || self.holds.lock().presence.as_ref().is_some_and(|(marks, mark)| marks.has_others(*mark));
+        // The marks last, and only while there is something to wait for: each look at them is a system call.
         match left(self.since) {
             Some(left) if has_others() => Err(Failure::unavailable(format!(
                 "{path} replaced a database that other processes still have open; locks are given out again when they have \
@@ -254,7 +275,7 @@ impl Database {
         }
     }
 
-    /// Deletes free rows whose last lease ended before `ended_before`, some at a time.
+    /// Deletes free rows whose last lease ended `older_than` ago, some at a time.
     pub(super) async fn prune(&self, older_than: Duration) -> Result<u64, Failure> {
         let mut after: Vec<u8> = Vec::new();
         let mut deleted = 0;
@@ -279,17 +300,18 @@ impl Database {
                     row.try_get(0).map_err(|error| classify(error, self.connections.path()))?;
                 after = after.max(key);
             }
+            // Each page is a statement, and so a transaction: other writers come in between.
             if rows.len() < AT_ONCE {
                 return Ok(deleted);
             }
         }
     }
 
-    /// All locks that are held, in order.
+    /// Returns all locks that are held, in order.
     pub(super) async fn holders(&self) -> Result<Vec<(Key, Holder)>, Failure> {
         let failed = |error| unchanged(classify(error, self.connections.path()));
         let mut all = Vec::new();
-        // Those that several hold, with the number of permits. Their rows come after those of all keys.
+        // Locks that several hold, with the number of permits. Their rows come after those of all keys.
         let mut shared: HashMap<Key, Option<u32>> = HashMap::new();
         let mut after: Vec<u8> = Vec::new();
         loop {
@@ -307,7 +329,7 @@ impl Database {
             for row in &answer.rows {
                 after = row.try_get(5).map_err(failed)?;
                 let standing = understand(row, &self.boot, now).map_err(failed)?;
-                // A row with another key is none of ours.
+                // A row with another key is not dlock's.
                 let key = std::str::from_utf8(&after).ok().and_then(|key| Key::new(key).ok());
                 match (key, standing) {
                     (Some(key), Standing::Held(holder)) => all.push((key, *holder)),
@@ -340,11 +362,12 @@ impl Database {
     /// the database finds another identity, and would wait for this mark.
     pub(super) async fn close(&self) {
         if self.connections.close().await {
+            // Only if all are closed: a connection that is still open may change a lock.
             self.holds.lock().presence = None;
         }
     }
 
-    /// Why nothing can be taken here.
+    /// Reports that nothing can be taken here.
     pub(super) fn deleted(&self) -> Failure {
         Failure::unavailable(format!(
             "{} was deleted while it was open; connect again to make a new one, or put the file back and restart",
@@ -353,7 +376,7 @@ impl Database {
     }
 }
 
-/// What the table's own row says of the file and the boot.
+/// The file and the boot, as the table's own row names them.
 struct Noted {
     identity: Option<Vec<u8>>,
     boot: Vec<u8>,
@@ -374,7 +397,7 @@ impl Noted {
         BootName::parse(&self.boot).name
     }
 
-    /// Whether there are leases that would run if this were still the same boot.
+    /// Returns `true` if there are leases that would run if this were still the same boot.
     async fn may_have_leases(
         &self,
         reader: &mut SqliteConnection,
@@ -384,9 +407,9 @@ impl Noted {
         Ok(!list.fetch_all(reader).await?.is_empty())
     }
 
-    /// Notes which file this is and how its boot is named, and says since when that has been so; `None` where somebody
-    /// else has noted something meanwhile. Writes in any case, so that a database that can only be read is found out
-    /// now.
+    /// Notes which file this is and how its boot is named, and returns since when that has been so; `None` where
+    /// another process has noted something meanwhile. Writes in any case, so that a database that can only be read is
+    /// found out now.
     async fn replace(
         self,
         writer: &mut SqliteConnection,
@@ -401,6 +424,7 @@ impl Noted {
             .bind(identity)
             .bind(boot)
             .bind(since)
+            // Compared with what was read: of two processes that note something, the second begins anew.
             .bind(self.identity)
             .bind(self.boot)
             .bind(self.since)
@@ -410,7 +434,7 @@ impl Noted {
     }
 }
 
-/// Why a database is not opened whose users would not see each other's leases.
+/// Reports why a database is not opened whose users would not see each other's leases.
 fn strangers(path: &Path) -> Failure {
     Failure::unavailable(format!(
         "other processes have {} open and note another name of this boot in it than it has now (was it restored meanwhile?); stop \

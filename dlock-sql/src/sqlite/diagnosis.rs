@@ -1,4 +1,4 @@
-//! Whether the files endanger the locks in them.
+//! The dangers of the files to the locks in them.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -12,9 +12,9 @@ use super::connections::Until;
 use super::database::{Database, OPENING};
 use super::failure::{classify, of_file};
 
-/// A log that has grown beyond this was not written back for long.
+/// The size beyond which a log was not written back for long.
 const LONG_LOG: u64 = 64 << 20;
-/// So much of the file system is to be free, for the log to grow.
+/// The free space that the log is to have to grow.
 const ROOM: u64 = 16 << 20;
 
 const FOR_EVERYBODY: u32 = 0o002;

@@ -1,23 +1,23 @@
-//! What an error of SQLite means for a lock: whether something was changed, and what the user can do.
+//! The meaning of an error of SQLite for a lock: whether something was changed, and how the user can mend it.
 
 use std::path::Path;
 
 use dlock_core::Failure;
 use sqlx::error::DatabaseError;
 
-/// The primary result code, and the extended one it comes from.
+/// Returns the primary result code, and the extended one it comes from.
 fn code(error: &dyn DatabaseError) -> Option<(i32, i32)> {
     let extended: i32 = error.code()?.parse().ok()?;
     Some((extended & 0xff, extended))
 }
 
-/// Whether another connection was in the way, and nothing was changed: worth another try at once.
+/// Returns `true` if another connection was in the way, and nothing was changed: worth another try at once.
 pub(super) fn is_busy(error: &sqlx::Error) -> bool {
     // SQLITE_BUSY, SQLITE_LOCKED, SQLITE_PROTOCOL (a race at the start of a transaction).
     matches!(error, sqlx::Error::Database(error) if matches!(code(&**error), Some((5 | 6 | 15, _))))
 }
 
-/// The failure of one statement, or of opening the database at `path`.
+/// Makes the failure of one statement, or of opening the database at `path`.
 pub(super) fn classify(error: sqlx::Error, path: &Path) -> Failure {
     let path = path.display();
     let failure = match &error {
@@ -44,7 +44,7 @@ pub(super) fn classify(error: sqlx::Error, path: &Path) -> Failure {
             Some((26, _)) => Failure::invalid_config(format!(
                 "{path} is not a SQLite database; give the path of one, or of a file that does not exist yet"
             )),
-            // A whole number that was counted above the last one is none any more.
+            // A whole number that was counted above the last one is no whole number any more.
             Some((_, 3091)) => Failure::invalid_config(format!(
                 "a fence in {path} has come to the end of its numbers (was the clock or a row set by hand?), and none is given twice; \
                  stop all users of the key and what checks its fences, and set `fence` of its row, or of the row of the empty key, to \
@@ -54,7 +54,7 @@ pub(super) fn classify(error: sqlx::Error, path: &Path) -> Failure {
             Some((1 | 19 | 20, _)) => Failure::invalid_config(format!(
                 "the lock table in {path} is not as it was made; migrate it again"
             )),
-            // Reading or writing failed underneath SQLite; what had been written by then cannot be told from here.
+            // Reading or writing failed underneath SQLite; it is not known here what had been written by then.
             Some((10, _)) => {
                 Failure::unknown(format!("the disk under {path} failed; check its space and health"))
             }
@@ -71,7 +71,7 @@ pub(super) fn classify(error: sqlx::Error, path: &Path) -> Failure {
     failure.with_source(error)
 }
 
-/// The failure of looking at a file or making it.
+/// Makes the failure of looking at a file or making it.
 pub(super) fn of_file(error: std::io::Error, doing: &str, path: &Path) -> Failure {
     use std::io::ErrorKind as Io;
     let what = format!("{doing} {}", path.display());

@@ -1,4 +1,4 @@
-//! The database as files: making it, and telling whether the path still leads to the one we have open.
+//! The database as files: making it, and finding out whether the path still leads to the database that is open.
 
 use std::ffi::OsString;
 use std::fs::{Metadata, OpenOptions};
@@ -15,7 +15,8 @@ use crate::text::number;
 /// A file that is there is not touched: closing it again would take away the locks that SQLite has on it in this
 /// process.
 ///
-/// Whoever can write to the directory could have put a symbolic link there: a new file is never made through one.
+/// Other users who can write to the directory could have put a symbolic link there: a new file is never made through
+/// one.
 pub(super) fn create(path: &Path) -> Result<(), Failure> {
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(_) => Ok(()),
@@ -24,7 +25,7 @@ pub(super) fn create(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses what cannot be a database of locks, with a better reason than SQLite would give.
+/// Refuses a path that cannot be a database of locks, with a better reason than SQLite would give.
 pub(super) fn check(path: &Path) -> Result<(), Failure> {
     match path.metadata() {
         Ok(found) if found.is_dir() => Err(Failure::invalid_config(format!(
@@ -52,8 +53,8 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Why a file with several names is no database of locks: SQLite keeps the log beside the one by which it was opened,
-/// so that those who open it by another one share nothing with it.
+/// Refuses a file with several names: SQLite keeps the log beside the one by which it was opened, so that processes
+/// that open it by another one share nothing with it.
 pub(super) fn linked(path: &Path) -> Failure {
     Failure::invalid_config(format!(
         "{0} has several names (hard links), and whoever opens it by another one does not see the locks that are held by this one; \
@@ -62,9 +63,10 @@ pub(super) fn linked(path: &Path) -> Failure {
     ))
 }
 
-/// For a file that was mounted by itself, SQLite keeps the log beside the place where it is mounted, so that those who
-/// open it in its own directory share nothing with it. They cannot see that it is mounted elsewhere; whoever opens it
-/// there can. The same holds for a log, or an area of locks, over which another one was mounted.
+/// Refuses a file that was mounted by itself: SQLite keeps the log beside the place where it is mounted, so that
+/// processes that open it in its own directory share nothing with it. They cannot see that it is mounted elsewhere;
+/// processes that open it there can. This holds for a log, or an area of locks, over which another one was mounted,
+/// too.
 #[cfg(target_os = "linux")]
 fn refuse_mount(path: &Path) -> Result<(), Failure> {
     let files = Files::of(path)?;
@@ -91,13 +93,15 @@ fn mounted(path: &Path) -> Failure {
     ))
 }
 
-/// Whether the file is on another mount than its directory. A file that is not there, or not there any more, is not.
+/// Returns `true` if the file is on another mount than its directory. A file that is not there, or not there any more,
+/// is not.
 #[cfg(target_os = "linux")]
 pub(super) fn is_mount(path: &Path) -> std::io::Result<bool> {
     use std::fs::File;
     use std::io::{Error, ErrorKind};
     use std::os::fd::AsRawFd;
 
+    // The name may be a link: the mounts of the file itself and of its own directory are compared.
     // Opened for its path only, a file can be closed without taking away the locks that SQLite has on it.
     let open = |path: &Path| OpenOptions::new().read(true).custom_flags(nix::libc::O_PATH).open(path);
     let mount = |file: &File| {
@@ -119,12 +123,14 @@ fn refuse_mount(_: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether this user is ourselves, or the administrator. Nobody can tell on other systems than Linux.
+/// Returns `true` if this user is that of the process, or the administrator. Always `true` on other systems than Linux,
+/// where that is not known.
 pub(super) fn is_trusted(user: u32) -> bool {
     user == 0 || std::fs::metadata("/proc/self").map_or(true, |process| process.uid() == user)
 }
 
-/// Somebody else may have put there what everybody can write, as in a directory for temporary files.
+/// Refuses a file of another user that everybody can write: it may have been put there on purpose, as in a directory
+/// for temporary files.
 fn refuse_strangers(path: &Path, found: &Metadata) -> Result<(), Failure> {
     if found.mode() & 0o002 == 0 || is_trusted(found.uid()) {
         return Ok(());
@@ -136,7 +142,8 @@ fn refuse_strangers(path: &Path, found: &Metadata) -> Result<(), Failure> {
     )))
 }
 
-/// File locks and shared memory, on which SQLite relies, do not work between hosts.
+/// Refuses a file on a network file system: file locks and shared memory, on which SQLite relies, do not work between
+/// hosts.
 #[cfg(target_os = "linux")]
 fn refuse_network(path: &Path) -> Result<(), Failure> {
     let kind = nix::sys::statfs::statfs(path)
@@ -182,7 +189,7 @@ fn network_name(kind: i64) -> Option<&'static str> {
 #[cfg(target_os = "linux")]
 const FUSE: i64 = 0x6573_5546;
 
-/// Those of them that hosts share, as they are named where they are mounted.
+/// The file systems of programs that hosts share, as they are named where they are mounted.
 #[cfg(target_os = "linux")]
 const SHARED: &[(&str, &str)] = &[
     ("fuse.sshfs", "SSHFS"),
@@ -231,7 +238,7 @@ fn shared_by_fuse(path: &Path) -> Option<&'static str> {
     mounted_as(&mounts, &device).and_then(shared_name)
 }
 
-/// Of some, only the source tells which they are.
+/// Returns the name of a shared file system of a program. Some are recognised by their source alone.
 #[cfg(target_os = "linux")]
 fn shared_name((kind, source): (&str, &str)) -> Option<&'static str> {
     let is_named = |of: &str| of == kind || kind == "fuse" && of.strip_prefix("fuse.") == Some(source);
@@ -239,7 +246,8 @@ fn shared_name((kind, source): (&str, &str)) -> Option<&'static str> {
     named.or_else(|| (kind == "fuse" && source.starts_with("http")).then_some("WebDAV"))
 }
 
-/// The kind and the source of the file system of a device, `major:minor`, by the lines of proc_pid_mountinfo(5).
+/// Returns the kind and the source of the file system of a device, `major:minor`, by the lines of
+/// proc_pid_mountinfo(5).
 #[cfg(target_os = "linux")]
 fn mounted_as<'m>(mounts: &'m str, device: &str) -> Option<(&'m str, &'m str)> {
     let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some(device))?;
@@ -259,23 +267,23 @@ fn refuse_network(_: &Path) -> Result<(), Failure> {
 pub(super) struct Identity([(u64, u64); 3]);
 
 impl Identity {
-    /// Whether the database itself is the same file, whatever lies beside it.
+    /// Returns `true` if the database itself is the same file, whatever lies beside it.
     pub(super) fn is_file_of(&self, other: &Self) -> bool {
         self.0[0] == other.0[0]
     }
 
-    /// A number for this identity that is the same in every process of the host.
+    /// Returns a number for this identity that is equal in every process of the host.
     pub(super) fn number(&self) -> u64 {
         number(self.to_bytes())
     }
 
-    /// For storing.
+    /// Returns the stored form.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         self.0.iter().flat_map(|(device, inode)| [*device, *inode]).flat_map(u64::to_be_bytes).collect()
     }
 }
 
-/// What stands at the path now.
+/// The file that stands at the path now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Database(Identity),
@@ -287,9 +295,9 @@ pub(super) enum Found {
 /// The paths of the database's files.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Files {
-    /// As it was given.
+    /// The path as it was given.
     path: PathBuf,
-    /// Without symbolic links: what SQLite and dlock keep beside a database is beside this one.
+    /// The path without symbolic links: what SQLite and dlock keep beside a database is beside this one.
     real: PathBuf,
     log: PathBuf,
     locks: PathBuf,
@@ -317,6 +325,7 @@ impl Files {
     /// Looks at the files. Three quick system calls.
     pub(super) fn look(&self) -> std::io::Result<Found> {
         let (mut identity, mut names) = ([(0, 0); 3], [0; 3]);
+        // The path as it was given: a link that was turned to another database is noticed.
         for (n, path) in [&self.path, &self.log, &self.locks].into_iter().enumerate() {
             (identity[n], names[n]) = match path.metadata() {
                 Ok(found) => ((found.dev(), found.ino()), found.nlink()),

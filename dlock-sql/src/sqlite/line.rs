@@ -1,9 +1,16 @@
-//! Who waits for a lock in the order in which they came.
+//! The waiters for a lock, in the order in which they came.
 //!
 //! Each of them has a row beside the row of the key, with its place as the fence, its token as the holder, and no
-//! token, so that nobody takes it for a lock. It expires when nothing is heard of the waiter; then it counts for
-//! nothing, and is deleted by the next one who gets the lock. Numbers begin anew when a line is empty, so that a place
-//! is only ever found together with its token.
+//! token, so that the row is not taken for a lock. It expires when the waiter has not asked for some time; then it
+//! counts for nothing, and is deleted by the next claim that gets the lock. Numbers begin anew when a line is empty, so
+//! that a place is only ever found together with its token.
+//!
+//! ```text
+//!     asks, is not first          asks again: kept            its turn, and the lock is free: `pass`
+//!     --------- `stand` ---> place ---------------> place ---------------------------------------------> granted
+//!                              |
+//!                              +- silent for too long: counts for nothing, deleted by the next `pass`
+//! ```
 
 use std::time::{Duration, Instant};
 
@@ -16,26 +23,26 @@ use super::database::Database;
 use super::shares::{State, later, put};
 use super::statements::line::{bounds, row};
 
-/// How much longer a waiter pauses for each place before its own, and twice that is how much longer its place is kept,
-/// each up to a bound.
+/// The pause of a waiter for each place before its own; twice that is how much longer its place is kept. Each has a
+/// bound.
 const PER_PLACE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const KEPT_LONGEST: Duration = Duration::from_secs(8);
-/// How long the first in line pauses before it asks again.
+/// The pause of the first in line before it asks again.
 const FIRST_ASKS: Duration = Duration::from_millis(4);
 
-/// For how long a place is kept with so many before it.
+/// Returns for how long a place is kept with so many before it.
 pub(super) fn kept(before: u32) -> Duration {
     PREFERENCE_ALIVE + PER_PLACE.saturating_mul(before.saturating_mul(2)).min(KEPT_LONGEST)
 }
 
-/// What a claim knows of its place.
+/// The place of a claim, as it knows it.
 #[derive(Debug, Default)]
 pub(super) struct Place {
     pub(super) number: Option<i64>,
-    /// How many were before it.
+    /// The number of waiters that were before it.
     before: u32,
-    /// When it is worth while to ask again.
+    /// The moment from which it is worth while to ask again.
     asks_at: Option<Instant>,
 }
 
@@ -46,18 +53,18 @@ impl Place {
         Self { number: Some(number), before, asks_at: (before > 1).then(|| Instant::now() + pause) }
     }
 
-    /// Whether it is not worth while yet to ask again.
+    /// Returns `true` if it is not worth while yet to ask again.
     pub(super) fn pauses(&self) -> bool {
         self.asks_at.is_some_and(|at| Instant::now() < at)
     }
 
-    /// When the engine is to ask again, which may be before the holder's lease ends.
+    /// Returns the time after which the engine is to ask again, which may be before the holder's lease ends.
     pub(super) fn retry_after(&self, left: Option<Duration>) -> Option<Duration> {
         if self.before == 0 { Some(left.unwrap_or(FIRST_ASKS).min(FIRST_ASKS)) } else { None }
     }
 }
 
-/// The place of a token, where its number is not known.
+/// Finds the place of a token whose number is not known.
 async fn find(
     database: &Database,
     on: &mut SqliteConnection,
@@ -69,8 +76,8 @@ async fn find(
     find.fetch_optional(on).await?.map(|row| row.try_get(0)).transpose()
 }
 
-/// Takes a place at the end, or keeps the one that the claim has; and whether that was lost. `may_have` tells that it
-/// may have one that it does not know of.
+/// Takes a place at the end, or keeps the place of the claim. Returns the place, and whether that was lost. `may_have`
+/// says that the claim may have a place without knowing it.
 pub(super) async fn stand(
     database: &Database,
     on: &mut SqliteConnection,
@@ -83,6 +90,7 @@ pub(super) async fn stand(
         None if may_have => find(database, &mut *on, key, token).await?,
         known => known,
     };
+    // The number may be another waiter's by now: the row is kept only if it has this token.
     if let Some(number) = number {
         let before = before(number);
         let keep = sqlx::query(database.statements.line.keep.clone()).bind(row(key, number));
@@ -91,6 +99,7 @@ pub(super) async fn stand(
             return Ok((Place::of(number, before), false));
         }
     }
+    // Behind the last row, also that of a silent waiter, which may still come back to its place.
     let [low, high] = bounds(key);
     let last = sqlx::query(database.statements.line.last.clone()).bind(low).bind(high);
     let last = last.fetch_optional(&mut *on).await?.map(|row| row.try_get::<i64, _>(0)).transpose()?;
@@ -101,7 +110,7 @@ pub(super) async fn stand(
     Ok((Place::of(place, before), known.is_some()))
 }
 
-/// Deletes the place of a waiter that has got the lock, and those before it, of whose waiters nothing is heard.
+/// Deletes the place of a waiter that has got the lock, and those before it, whose waiters are silent.
 pub(super) async fn pass(
     database: &Database,
     on: &mut SqliteConnection,
@@ -111,9 +120,9 @@ pub(super) async fn pass(
     let [low, high] = bounds(key);
     let last = match state.first() {
         Some(first) if first.is(token) => row(key, first.place),
-        // It has the lock already, and others wait.
+        // The claim has the lock already, and others wait.
         Some(_) => return Ok(()),
-        // Without anybody who is alive there is none to be kept.
+        // If no waiter is alive there is no place to be kept.
         None => high,
     };
     let clear = sqlx::query(database.statements.line.clear.clone()).bind(low).bind(last);

@@ -96,7 +96,7 @@ impl Sqlite {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, an empty file may be left; call it again.
+    /// If dropped midway, an empty file may be left; call it again.
     pub async fn connect(url: &str) -> Result<Self> {
         SqliteOptions::from_url(url)?.connect().await
     }
@@ -126,7 +126,7 @@ impl Sqlite {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, some rows may have been deleted.
+    /// If dropped midway, some rows may have been deleted.
     pub async fn prune(&self, older_than: Duration) -> Result<u64> {
         let pruned = self.0.ask(move |database| async move { database.prune(older_than).await });
         pruned.await.map_err(|failure| Error::new(Operation::Configure, failure).on(NAME))
@@ -143,7 +143,7 @@ impl SqliteOptions {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, an empty file may be left; call it again.
+    /// If dropped midway, an empty file may be left; call it again.
     pub async fn migrate(&self) -> Result<()> {
         let options = Self { makes: true, ..self.clone() };
         Database::open(&options).await.map_err(refuse)?.close().await;
@@ -177,7 +177,7 @@ impl SqliteOptions {
     ///
     /// # Cancel safety
     ///
-    /// When dropped midway, an empty file may be left; call it again.
+    /// If dropped midway, an empty file may be left; call it again.
     pub async fn connect(self) -> Result<Sqlite> {
         Self { makes: true, ..self }.open().await
     }

@@ -1,4 +1,4 @@
-//! Where the database is.
+//! The place of the database.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::table::TableName;
 
 pub(super) const NAME: &str = "sqlite";
 
-/// No file has a longer path, in bytes.
+/// The largest length of a file's path, in bytes.
 const LONGEST_PATH: usize = 4096;
 
 /// The place of the locks: a file, and a table in it.
@@ -34,9 +34,9 @@ const LONGEST_PATH: usize = 4096;
 pub struct SqliteOptions {
     pub(super) path: PathBuf,
     pub(super) table: TableName,
-    /// Whether the file and the table are made where they are missing.
+    /// Is `true` if the file and the table are made where they are missing.
     pub(super) makes: bool,
-    /// Where the boot id is.
+    /// The path of the boot id.
     pub(super) boot_id: PathBuf,
 }
 

@@ -1,16 +1,19 @@
-//! Who has which file open under one path.
+//! The processes that have a file open under one path.
 //!
-//! A database file that is deleted or replaced while processes work with it lives on for them, unseen by those who come
-//! later. So that the two sides do not give the same lock to two holders, every process leaves a mark for as long as it
+//! A database file that is deleted or replaced while processes work with it lives on for them, unseen by processes that
+//! come later. So that the two sides do not give one lock to two holders, every process leaves a mark for as long as it
 //! has a database open: a read lock on a byte of a file beside it, `.name.dlock`, at an offset made of the database's
-//! identity, the table, and the name of the [boot](super::boot) that is used in it. Who finds a mark of another
-//! identity waits until it is gone, or until every lease that may still run there has ended. Who finds a mark of the
-//! same table with another name does not open it: the two would take each other's leases for those of another boot. The
-//! kernel removes a mark with its process. The file can be opened by those who may write the database, and by nobody
-//! else.
+//! identity, the table, and the name of the [boot](super::boot) that is used in it. The kernel removes a mark with its
+//! process. The file can be opened by users who may write the database, and by no others.
 //!
-//! Who opens the database by a symbolic link leaves the same mark beside the link, where those find it who come when
-//! the link has been turned to another database.
+//! | marks of other processes | a process that finds them |
+//! |---|---|
+//! | of another identity: `has_others` | waits until they are gone, or until every lease there has ended |
+//! | of another name of the boot: `has_strangers` | does not open it: each would take leases of the other for ended |
+//! | of this name: `has_equals` | uses the name, since a living process of this boot does |
+//!
+//! A process that opens the database by a symbolic link leaves an equal mark beside the link, where it is found by
+//! those that come when the link has been turned to another database.
 
 use std::path::Path;
 
@@ -20,8 +23,8 @@ use super::file::is_trusted;
 use crate::table::TableName;
 use crate::text::number;
 
-/// The files of the marks, and ours in each of them: beside the database, and beside the link that led to it. Removed
-/// when dropped.
+/// The files of the marks, with the mark of this process in each of them: beside the database, and beside the link that
+/// led to it. The marks are removed when this is dropped.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 pub(super) struct Presence(Vec<std::fs::File>);
@@ -31,8 +34,9 @@ pub(super) struct Presence(Vec<std::fs::File>);
 pub(super) struct Mark(i64);
 
 impl Mark {
-    /// How many offsets a table has, and how many an identity has.
+    /// The number of offsets that a table has.
     const TABLE: i64 = 1 << 16;
+    /// The number of offsets that an identity has.
     const IDENTITY: i64 = 1 << 30;
 
     pub(super) fn of(identity: &Identity, table: &TableName, boot: &[u8]) -> Self {
@@ -45,7 +49,7 @@ impl Mark {
         Self(bits(identity.number(), 1 << 32) * Self::IDENTITY + table * Self::TABLE + boot)
     }
 
-    /// The first of the offsets of the same identity or table, by how many each has, and the one after the last.
+    /// Returns the first of the offsets of an identity or table, by how many each has, and the one after the last.
     #[cfg(target_os = "linux")]
     fn within(self, size: i64) -> (i64, i64) {
         let first = self.0 / size * size;
@@ -56,8 +60,8 @@ impl Mark {
 #[cfg(target_os = "linux")]
 impl Presence {
     /// Opens the file of the marks beside a database, whose path leads through no symbolic link, and beside the path as
-    /// it was given if that is a link. `None` where there can be none beside the database; a replaced one is then
-    /// noticed only by the processes themselves, at their next renewal.
+    /// it was given if that is a link. Returns `None` where there can be none beside the database; a replaced one is
+    /// then noticed only by the processes themselves, at their next renewal.
     pub(super) fn beside(database: &Path, given: &Path) -> Option<Self> {
         let mut files = vec![beside(database)?];
         if given.is_symlink() {
@@ -66,7 +70,7 @@ impl Presence {
         Some(Self(files))
     }
 
-    /// Leaves a mark. `None` where the file system has no such locks.
+    /// Leaves a mark. Returns `None` where the file system has no such locks.
     pub(super) fn show(mut self, mark: Mark) -> Option<Self> {
         use nix::fcntl::{FcntlArg, fcntl};
 
@@ -80,18 +84,18 @@ impl Presence {
         Some(self)
     }
 
-    /// Whether another process, or another handle of this one, has left the same mark.
+    /// Returns `true` if another process, or another handle of this one, has left an equal mark.
     pub(super) fn has_equals(&self, mark: Mark) -> bool {
         self.finds(mark.0, mark.0 + 1)
     }
 
-    /// Whether another process, or another handle of this one, has another database open under the same name.
+    /// Returns `true` if another process, or another handle of this one, has another database open under the same name.
     pub(super) fn has_others(&self, than: Mark) -> bool {
         let (first, beyond) = than.within(Mark::IDENTITY);
         self.finds(0, first) || self.finds(beyond, i64::MAX)
     }
 
-    /// Whether another process, or another handle of this one, uses this table, and another name of the boot.
+    /// Returns `true` if another process, or another handle of this one, uses this table, and another name of the boot.
     pub(super) fn has_strangers(&self, to: Mark) -> bool {
         let (first, beyond) = to.within(Mark::TABLE);
         self.finds(first, to.0) || self.finds(to.0 + 1, beyond)
@@ -103,6 +107,7 @@ impl Presence {
         if from >= to {
             return false;
         }
+        // A write lock is only asked about: it collides with every mark, but for those of this very handle.
         self.0.iter().any(|file| {
             let mut found = range(nix::libc::F_WRLCK, from, to - from);
             let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
@@ -120,7 +125,7 @@ fn beside(path: &Path) -> Option<std::fs::File> {
     open(&path.with_file_name(name), &path.metadata().ok()?)
 }
 
-/// Opens the file of the marks, which is made with the rights of a database, but for those who may only read it.
+/// Opens the file of the marks, which is made with the rights of a database, but for users who may only read it.
 #[cfg(target_os = "linux")]
 fn open(path: &Path, database: &std::fs::Metadata) -> Option<std::fs::File> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -129,7 +134,7 @@ fn open(path: &Path, database: &std::fs::Metadata) -> Option<std::fs::File> {
     options.read(true).write(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
     let Ok(file) = options.clone().create_new(true).open(path) else {
         let file = options.open(path).ok()?;
-        // Where everybody may make files, somebody else may have made this one.
+        // If everybody may make files, another user may have made this one.
         let (owner, anybody) =
             (file.metadata().ok()?.uid(), path.parent()?.metadata().ok()?.mode() & 0o002 != 0);
         return (!anybody || owner == database.uid() || is_trusted(owner)).then_some(file);
@@ -154,7 +159,8 @@ fn range(kind: i32, start: i64, length: i64) -> nix::libc::flock {
     }
 }
 
-/// Nothing of the kind here: a replaced file is noticed by the processes themselves, at their next renewal.
+/// Stands for marks where there are none: a replaced file is noticed by the processes themselves, at their next
+/// renewal.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug)]
 pub(super) struct Presence;

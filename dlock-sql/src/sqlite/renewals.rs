@@ -1,4 +1,4 @@
-//! Renewing leases in the database file.
+//! The renewal of leases in the database file.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -17,7 +17,7 @@ use super::time;
 use crate::renewals::{Extended, Renew, Renewal, shortest_limit};
 use crate::text::push_hex;
 
-/// How long a statement is tried again while other processes are in the way, at the most.
+/// The longest time for which a statement is tried again while other processes are in the way.
 const LIMIT: Duration = Duration::from_secs(1);
 
 impl Renew for Database {
@@ -29,12 +29,14 @@ impl Renew for Database {
 }
 
 async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Failure> {
+    // First of all: in a file that the path does not lead to, nothing is held any more.
     if database.file_state()? != FileState::Same {
         return Ok(Extended::Some(HashSet::new()));
     }
     let failed = |error| classify(error, database.connections.path());
     let until = Until::after(LIMIT.min(shortest_limit(renewals)));
     let mut connection = database.connections.renewer(until).await?;
+    // Both kinds on one connection: shares are the rarer one, and need the rows of their keys as well.
     let is_shared = |renewal: &Renewal| renewal.mode != Mode::Exclusive;
     let (mut places, mut all) = (HashSet::new(), true);
     for shared in [false, true] {
@@ -60,7 +62,7 @@ async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Fa
             places.extend(some.iter().map(|(place, _)| *place));
             continue;
         }
-        // What was extended runs on; what was not has ended, or is not ours any more.
+        // The leases that were extended run on; the others have ended, or have another holder.
         all = false;
         for row in connection.run(until, |now| asking(ours, now)).await.map_err(failed)?.rows {
             let place = usize::try_from(row.try_get::<i64, _>(0).map_err(failed)?).unwrap_or(usize::MAX);
@@ -70,8 +72,8 @@ async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Fa
     Ok(if all { Extended::All } else { Extended::Some(places) })
 }
 
-/// A JSON array of `[key, token, lease in nanoseconds, for how long the key is kept, key beside it]`, where keys and
-/// tokens are hexadecimal. What is held alone has the first three.
+/// Makes a JSON array of `[key, token, lease in nanoseconds, for how long the key is kept, key beside it]`, where keys
+/// and tokens are hexadecimal. A lock that is held alone has the first three.
 fn list(renewals: &[(usize, &Renewal)]) -> String {
     let mut list = String::with_capacity(renewals.len() * 128);
     for (n, (_, renewal)) in renewals.iter().enumerate() {

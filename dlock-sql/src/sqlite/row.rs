@@ -1,4 +1,4 @@
-//! What the rows of a key say.
+//! The reading of the rows of a key.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use sqlx::sqlite::SqliteRow;
 
 use crate::stored::{self, SHARED};
 
-/// What a row says of its lock.
+/// The state of a lock, by its row.
 pub(super) enum Standing {
     Free,
     Held(Box<Holder>),
-    /// Several have it, or it is a semaphore.
+    /// Several hold it, or it is a semaphore.
     Shared,
 }
 
-/// Whether the token in the row of a key says that several hold it.
+/// Returns `true` if the token in the row of a key says that several hold it.
 fn is_shared(token: Option<&[u8]>) -> bool {
     token == Some(&SHARED)
 }

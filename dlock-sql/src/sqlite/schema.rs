@@ -1,4 +1,4 @@
-//! Making the lock table, and telling whether a table is one.
+//! The making of the lock table, and the check that a table is one.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use super::failure::{classify, is_busy};
 use super::statements::{COLUMNS, MARK, SqliteStatements, schema};
 use crate::table::TableName;
 
-/// What is wrong with a table, or with asking for it.
+/// The reason why a table cannot be used, or could not be asked for.
 pub(super) enum Wrong {
     Sql(sqlx::Error),
     Table(Failure),
-    /// What may be over in a moment.
+    /// Something that may be over in a moment.
     Passing(Failure),
 }
 
@@ -41,14 +41,14 @@ impl From<sqlx::Error> for Wrong {
     }
 }
 
-/// Makes the table where it is missing, in a database with a write-ahead log. Does nothing to one that is there.
+/// Makes the table where it is missing, in a database with a write-ahead log. Does nothing to a table that is there.
 pub(super) async fn migrate(
     connection: &mut SqliteConnection,
     table: &TableName,
     path: &Path,
 ) -> Result<(), Wrong> {
-    // Readers and writers do not block each other with a write-ahead log. The database keeps the setting, but a copy
-    // of its contents, or somebody else's program, may not.
+    // Readers and writers do not block each other with a write-ahead log. The database keeps the setting, but a copy of
+    // its contents, or another program, may not.
     let mode = journal_mode(connection, "PRAGMA journal_mode = WAL").await?;
     if mode != WAL {
         return Err(Wrong::Table(Failure::invalid_config(format!(
@@ -67,7 +67,7 @@ pub(super) async fn migrate(
     Ok(())
 }
 
-/// Whether `table` is a lock table of this version.
+/// Checks that `table` is a lock table of this version.
 pub(super) async fn verify(
     connection: &mut SqliteConnection,
     table: &TableName,

@@ -1,4 +1,10 @@
-//! What the clones of a backend and its claims share.
+//! The state that the clones of a backend and its claims share.
+//!
+//! | the path leads to | `current` |
+//! |---|---|
+//! | the database that is open | returns it |
+//! | another one | closes the first, opens the other, and returns it |
+//! | none | fails: it is not made again |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +17,7 @@ use super::options::SqliteOptions;
 use crate::failure::closed;
 use crate::question::asked;
 
-/// What the clones and the claims share.
+/// The state that the clones and the claims share.
 pub(super) struct Shared {
     pub(super) options: SqliteOptions,
     database: Mutex<Arc<Database>>,
@@ -41,7 +47,8 @@ impl Shared {
         self.database.lock()
     }
 
-    /// The database that the path leads to. Another one at the same path is opened; one that is gone is not made again.
+    /// Returns the database that the path leads to. Another one at the same path is opened; a database that is gone is
+    /// not made again.
     pub(super) async fn current(&self) -> Result<Arc<Database>, Failure> {
         if self.closed.load(Ordering::Acquire) {
             return Err(closed());
@@ -54,7 +61,7 @@ impl Shared {
         }
     }
 
-    /// Has a question or an order that is no lock's answered by the database.
+    /// Has the database answer a question or an order that is no lock's.
     pub(super) async fn ask<T: Send + 'static, F>(
         self: &Arc<Self>,
         question: impl FnOnce(Arc<Database>) -> F + Send + 'static,
@@ -68,6 +75,7 @@ impl Shared {
 
     async fn reopen(&self) -> Result<Arc<Database>, Failure> {
         let _one_at_a_time = self.reopening.lock().await;
+        // Looked at again: the claim that had the turn before may have opened it already.
         let database = Arc::clone(&self.database());
         if database.file_state()? == FileState::Same {
             return Ok(database);

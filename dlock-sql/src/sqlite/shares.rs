@@ -1,11 +1,11 @@
-//! What several hold at a time: readers, and those with permits of a semaphore.
+//! Locks that several hold at a time: readers, and claims with permits of a semaphore.
 //!
-//! Each of them has a row of its own beside the row of the key, which somebody else seems to have as long as any of
+//! Each of them has a row of its own beside the row of the key, which seems to have another holder as long as any of
 //! them is there, or the number of permits is remembered: its token is [`SHARED`](crate::stored::SHARED), and its lease
-//! ends no earlier than theirs. So whoever wants the lock alone, and knows nothing of all this, finds it taken. They
-//! mean nothing when that row is free, or another one's.
+//! ends no earlier than theirs. So a claim that wants the lock alone, and knows nothing of all this, finds it taken.
+//! They mean nothing when that row is free, or another one's.
 //!
-//! One more row has what all of them have in common: how many permits there are, and who keeps newcomers out.
+//! One more row has what all of them have in common: the number of permits, and the claim that keeps newcomers out.
 
 mod claim;
 mod state;
@@ -24,13 +24,13 @@ use crate::failure::unchanged;
 
 pub(super) use state::{State, later, put};
 
-/// For how long the row of the key stays taken by one of them.
+/// Returns the time for which the row of the key stays taken by one of them.
 pub(super) fn kept(mode: Mode, lease: Duration) -> Duration {
     if mode.permits().is_some() { lease.max(PERMITS_REMEMBERED) } else { lease }
 }
 
 impl Database {
-    /// All who hold a key.
+    /// Returns all holders of a key.
     pub(super) async fn occupancy(&self, key: &Key) -> Result<Occupancy, Failure> {
         let failed = |error| unchanged(classify(error, self.connections.path()));
         let until = Until::after(super::database::OPENING);
@@ -47,7 +47,7 @@ impl Database {
         Ok(Occupancy::new(state.permits(), holders))
     }
 
-    /// Those who hold it together, the first to end first.
+    /// Returns those that hold it together, the first to end first.
     async fn shares(
         &self,
         on: &mut sqlx::SqliteConnection,
@@ -60,11 +60,12 @@ impl Database {
         rows.iter().map(|found| row::share(found, [0, 1, 2], state.permits(), state.now)).collect()
     }
 
-    /// Frees the lock whoever holds it, or only if all of them were seen.
+    /// Frees the lock of any holder, or only if all its holders were seen.
     pub(super) async fn force(&self, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
         let failed = |error| classify(error, self.connections.path());
         let until = Until::after(super::database::OPENING);
         let (mut turn, _) = self.connections.writer(super::connections::Writer::Any, until).await?;
+        // The file is locked before the holders are read: none is granted the lock between the look and the change.
         let mut writing = turn.begin_writing(&self.statements.shares.lock, until).await.map_err(failed)?;
         let now = time::now();
         let state = State::read(self, &mut writing, key, None, now).await.map_err(failed)?;
@@ -82,7 +83,7 @@ impl Database {
         Ok(if forced.rows_affected() == 1 && !holders.is_empty() { Forced::Released } else { Forced::Free })
     }
 
-    /// Changes how many permits there are; how many there were.
+    /// Changes the number of permits. Returns the number before.
     pub(super) async fn resize(&self, key: &Key, permits: u32) -> Result<Option<u32>, Failure> {
         let failed = |error| classify(error, self.connections.path());
         let until = Until::after(super::database::OPENING);

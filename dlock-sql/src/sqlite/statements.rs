@@ -6,7 +6,7 @@
 //! it has been this one, and the name of the [boot](super::boot). Where several hold a key there are rows beside it,
 //! and where some wait in order: see [`shares`] and [`line`].
 //!
-//! `?1`, `?2`, ... are the same thing in all statements of a kind; see the callers.
+//! `?1`, `?2`, ... mean one thing in all statements of a kind; see the callers.
 
 pub(super) mod line;
 pub(super) mod shares;
@@ -20,7 +20,7 @@ use crate::text::{sql, statements};
 use line::LineStatements;
 use shares::ShareStatements;
 
-/// What the mark row's `holder` says.
+/// The `holder` of the mark row.
 pub(super) const MARK: &str = "dlock table, version 1";
 
 /// The script that makes the table.
@@ -39,7 +39,7 @@ pub(super) const COLUMNS: [(&str, &str, bool); 6] = [
 #[derive(Debug)]
 pub(super) struct SqliteStatements {
     /// key, token, least fence, boot, expiry, holder, now, fences, bounds of the line: the last fence, or no row when
-    /// somebody else has it, or waits for it in order.
+    /// another claim has it, or waits for it in order.
     pub(super) take: SqlStr,
     /// As `take`, with the token that was left behind in the place of the bounds: takes over what stands under it.
     pub(super) take_over: SqlStr,
@@ -47,17 +47,19 @@ pub(super) struct SqliteStatements {
     pub(super) read: SqlStr,
     /// after key, boot, now: the rows of some locks that are held, with their keys.
     pub(super) list: SqlStr,
-    /// key, boot, now: frees it whoever has it.
+    /// key, boot, now: frees it of any holder.
     pub(super) force: SqlStr,
-    /// key, token, boot, now: whether the lease was still running, and somebody waits; or no row when it is not ours.
+    /// key, token, boot, now: whether the lease was still running, and a claim waits; or no row when it is not the
+    /// claim's.
     pub(super) release: SqlStr,
-    /// key, token, boot, now, the token left behind, expiry: whether somebody waits; or no row when it is not ours.
+    /// key, token, boot, now, the token left behind, expiry: whether a claim waits; or no row when it is not the
+    /// claim's.
     pub(super) leave: SqlStr,
-    /// key, boot, now: notes with the lock that somebody waits.
+    /// key, boot, now: notes with the lock that a claim waits.
     pub(super) note: SqlStr,
-    /// now, list, boot: extends what is ours.
+    /// now, list, boot: extends the leases that are still in place.
     pub(super) renew: SqlStr,
-    /// now, list, boot: the places in the list of what is ours.
+    /// now, list, boot: the places in the list of the leases that are still in place.
     pub(super) ours: SqlStr,
     /// boot, now, latest expiry, after key: deletes some free rows and gives their keys.
     pub(super) prune: SqlStr,
@@ -65,15 +67,15 @@ pub(super) struct SqliteStatements {
     pub(super) mark: SqlStr,
     /// identity, boot, since, and these three as they were read: notes which file this is.
     pub(super) identify: SqlStr,
-    /// Those for who waits in order.
+    /// The statements for claims that wait in order.
     pub(super) line: LineStatements,
-    /// Those for what several hold at a time.
+    /// The statements for locks that several hold at a time.
     pub(super) shares: ShareStatements,
-    /// Those for several rows at once.
+    /// The statements for several rows at once.
     pub(super) batch: BatchStatements,
 }
 
-/// How many rows one statement deletes or lists, so that it does not keep others waiting.
+/// The number of rows that one statement deletes or lists, so that it does not keep others waiting.
 pub(super) const AT_ONCE: usize = 1_000;
 
 impl SqliteStatements {
@@ -96,7 +98,7 @@ impl SqliteStatements {
                 RETURNING fence"#,
                 line::exists(table, ["?9", "?10", "?4", "?7"])
             )),
-            // A mark of those who wait stays.
+            // The mark of a waiter stays.
             take_over: sql(format!(
                 r#"UPDATE "{table}" SET
                     fence = iif(token = ?2, fence,
@@ -160,7 +162,7 @@ impl SqliteStatements {
 pub(super) struct BatchStatements {
     /// Takes all rows and gives their keys and fences, or changes nothing and gives no row.
     pub(super) take: SqlStr,
-    /// The first of the list that somebody else has: its place, fence, expiry and holder.
+    /// The first of the list that another claim has: its place, fence, expiry and holder.
     pub(super) busy: SqlStr,
 }
 
@@ -172,7 +174,7 @@ impl BatchStatements {
             WHERE theirs.key = unhex(other.value ->> 0) AND theirs.token <> unhex(other.value ->> 1)
             AND theirs.boot = ?3 AND theirs.expires > ?1"#
         );
-        // Where somebody waits in order, it is not for this statement to see whose turn it is.
+        // If claims wait in order, it is not for this statement to see whose turn it is.
         let bounds = ["'fe'", "'ff'"].map(|end| format!("unhex('fc' || (waited.value ->> 0) || {end})"));
         let line = line::exists(table, [&bounds[0], &bounds[1], "?3", "?1"]);
         let line = format!("SELECT 1 FROM json_each(?2) AS waited WHERE {line}");

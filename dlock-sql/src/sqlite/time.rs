@@ -11,11 +11,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_core::{Failure, Timestamp};
 
-/// By how many nanoseconds the clock of this process is ahead of the machine's.
+/// The nanoseconds by which the clock of this process is ahead of the machine's.
 #[cfg(target_os = "linux")]
 static AHEAD: AtomicI64 = AtomicI64::new(0);
 
-/// Nanoseconds since the machine started, including the time it was suspended. Only good after [`enter_namespace`].
+/// Returns nanoseconds since the machine started, including the time it was suspended. Only good after
+/// [`enter_namespace`].
 #[cfg(target_os = "linux")]
 pub(super) fn now() -> i64 {
     let read = i64::try_from(dlock_core::Clock::system().now().as_nanos()).unwrap_or(i64::MAX / 2);
@@ -52,7 +53,7 @@ pub(super) fn enter_namespace() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The offset of `CLOCK_BOOTTIME` in nanoseconds, by the lines of time_namespaces(7).
+/// Returns the offset of `CLOCK_BOOTTIME` in nanoseconds, by the lines of time_namespaces(7).
 #[cfg(target_os = "linux")]
 fn boottime(offsets: &str) -> Option<i64> {
     let mut words = offsets.lines().find_map(|line| line.strip_prefix("boottime"))?.split_whitespace();
@@ -60,47 +61,47 @@ fn boottime(offsets: &str) -> Option<i64> {
     number()?.checked_mul(1_000_000_000)?.checked_add(number()?)
 }
 
-/// When the machine started, in milliseconds of the wall clock.
+/// Returns the start of the machine, in milliseconds of the wall clock.
 #[cfg(target_os = "linux")]
 pub(super) fn start() -> i64 {
     (wall_micros() - now() / 1_000) / 1_000
 }
 
-/// Nanoseconds of the wall clock.
+/// Returns nanoseconds of the wall clock.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn now() -> i64 {
     nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// Nothing of the kind here.
+/// Does nothing: there are no time namespaces here.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn enter_namespace() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Times of the wall clock are good across boots.
+/// Returns a start that never changes: times of the wall clock are good across boots.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn start() -> i64 {
     0
 }
 
-/// Microseconds of the wall clock: where the fences of a table start that has none yet.
+/// Returns microseconds of the wall clock, from which the fences of a table start that has none yet.
 pub(super) fn wall_micros() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(0)
 }
 
-/// The moment of a reading of this clock, for the rules of who may hold a key.
+/// Returns the moment of a reading of this clock, for the rules of who may hold a key.
 pub(super) fn timestamp(nanos: i64) -> Timestamp {
     Timestamp::from_nanos(nanos.max(0).unsigned_abs())
 }
 
-/// The reading at this moment.
+/// Returns the reading at this moment.
 pub(super) fn reading(at: Timestamp) -> i64 {
     i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// `length` in nanoseconds.
+/// Returns `length` in nanoseconds.
 pub(super) fn nanos(length: std::time::Duration) -> i64 {
     i64::try_from(length.as_nanos()).unwrap_or(i64::MAX / 4)
 }

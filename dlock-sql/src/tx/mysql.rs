@@ -42,6 +42,7 @@ impl Locking for MySql {
         let least = if is_mariadb { 0 } else { 1 };
         set(i64::try_from(limit).unwrap_or(i64::MAX).max(least)).execute(&mut *on).await?;
         let locked = Self::fetch(&mut *on, &mut lock.query).await;
+        // Set back whatever came of it: the session belongs to the caller.
         set(before.try_get(1)?).execute(on).await?;
         locked
     }

@@ -11,7 +11,7 @@ use crate::digest::number;
 
 const SAVE: &str = "SAVEPOINT dlock";
 const FORGET: &str = "RELEASE SAVEPOINT dlock";
-/// The limit that was set before.
+/// Sets the limit back that was set before.
 const BACK: &str = "SELECT set_config('lock_timeout', current_setting('dlock.lock_timeout'), true)";
 
 /// Sets the limit for this transaction, and remembers the one before.
@@ -22,18 +22,18 @@ fn set(limit: i32) -> String {
     )
 }
 
-/// In milliseconds; none: the server's.
+/// Returns the limit in milliseconds; `None` for the server's.
 fn limit(patience: Patience) -> Option<i32> {
     let limit = match patience {
         Patience::OfServer => return None,
-        // The shortest that is no "without end".
+        // The shortest that does not mean "without end".
         Patience::No => Duration::from_millis(1),
         Patience::AtMost(limit) => limit.max(Duration::from_millis(1)),
     };
     Some(i32::try_from(limit.as_millis()).unwrap_or(i32::MAX))
 }
 
-/// Has the transaction go on after an error that says that something stayed locked. Takes the setting back, too.
+/// Lets the transaction go on after an error that says that something stayed locked. Takes the setting back, too.
 async fn still_locked(on: &mut PgConnection, error: sqlx::Error) -> Result<sqlx::Error, sqlx::Error> {
     if meaning_of::<Postgres>(&error) == Meaning::Locked {
         sqlx::raw_sql(AssertSqlSafe(format!("ROLLBACK TO {SAVE}; {FORGET}"))).execute(on).await?;
@@ -76,7 +76,8 @@ impl Locking for Postgres {
             }
             (_, None) => sqlx::raw_sql(AssertSqlSafe(locking)).execute(on).await.map(|_| true),
             (_, Some(limit)) => {
-                // In one message.
+                // In one message, which the server carries out to its end: the savepoint and the setting are gone
+                // whatever becomes of the caller.
                 let all = format!("{SAVE}; {}; {locking}; {BACK}; {FORGET}", set(limit));
                 match sqlx::raw_sql(AssertSqlSafe(all)).execute(&mut *on).await {
                     Ok(_) => Ok(true),

@@ -27,6 +27,7 @@ impl Certificates {
         let wrong = |error: zookeeper::Error| {
             Failure::invalid_config(format!("a certificate or its key cannot be read as PEM ({error})"))
         };
+        choose_crypto();
         let root = match (self.root, file) {
             (Some(pem), _) => pem,
             (None, Some(path)) => std::fs::read_to_string(&path)
@@ -38,6 +39,15 @@ impl Certificates {
             options = options.with_pem_identity(&certificate, &key).map_err(wrong)?;
         }
         Ok(options)
+    }
+}
+
+/// Installs a default cryptography provider for rustls, which panics if it cannot choose one: a build with two of them
+/// has no default. A provider that the program has installed stays.
+#[cfg(feature = "tls")]
+fn choose_crypto() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     }
 }
 

@@ -1,14 +1,16 @@
 //! Measures how dlock behaves when things go wrong, and says whether it kept its promises.
 //!
 //! `cargo run --release -p dlock-reliability -- [--quick] [--hours N] [--seed N]
-//! [--backend memory|sqlite|redis|zk|postgres|mysql|postgres-session|mysql-session]...`, and for a node of a quorum
-//! that hangs `--only hung [--hang SECONDS] [--rate N]`, and for jobs that run once `--only once [--firings N]`.
+//! [--backend memory|sqlite|redis|zk|etcd|etcd-cluster|postgres|mysql|postgres-session|mysql-session]...`, and for a
+//! node of a quorum that hangs `--only hung [--hang SECONDS] [--rate N]`, and for jobs that run once `--only once
+//! [--firings N]`.
 //!
 //! The exit code is 1 when a promise was broken.
 
 mod blocked;
 mod cancelled;
 mod clock;
+mod cluster;
 mod deleted;
 mod disconnected;
 mod dropped;
@@ -155,6 +157,16 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
     let needs_stores = arguments.hours.is_none() && arguments.only != [Measurement::Hung];
     for kind in kinds.iter().copied().filter(|_| needs_stores) {
         let store = Store::new(kind)?;
+        // What a process does with a store it does with one server and with several.
+        if kind == Kind::EtcdCluster {
+            if wanted(Measurement::Faults) {
+                runtime.block_on(faults::measure(&store, volume, &mut report))?;
+            }
+            if wanted(Measurement::Modes) {
+                runtime.block_on(modes::measure(&store, volume, &mut report))?;
+            }
+            continue;
+        }
         if wanted(Measurement::Cancelled) {
             // What is cancelled runs on one thread, so that each await point is the same in every run.
             cancelled::measure(&store, volume, &mut report)?;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use dlock::{Guard, Lock, Locks, Memory};
-use dlock_rig::proxy::{self, Jute, Pgwire, Proxy, Resp};
+use dlock_rig::proxy::{self, Grpc, Jute, Pgwire, Proxy, Resp};
+use dlock_rig::servers::etcd::EtcdServer;
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::RedisServer;
@@ -17,6 +18,7 @@ use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_rig::worker::Worker;
 
 use crate::Failed;
+use crate::cluster::{self, Cluster};
 
 /// For how long a question is asked again: a busy machine makes answers late.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,6 +29,8 @@ pub(crate) enum Kind {
     Sqlite,
     Redis,
     Zk,
+    Etcd,
+    EtcdCluster,
     Postgres,
     Mysql,
     PostgresSession,
@@ -38,6 +42,16 @@ impl Kind {
     pub(crate) const fn is_session(self) -> bool {
         matches!(self, Self::PostgresSession | Self::MysqlSession)
     }
+
+    /// The lease of those who fight under random faults, which is short, so that there is time for many.
+    pub(crate) const fn lease(self) -> Duration {
+        if self.is_etcd() { Duration::from_secs(1) } else { Duration::from_millis(500) }
+    }
+
+    /// Whether it is etcd, whose leases are counted in whole seconds and looked at twice a second.
+    pub(crate) const fn is_etcd(self) -> bool {
+        matches!(self, Self::Etcd | Self::EtcdCluster)
+    }
 }
 
 /// A server that keeps locks.
@@ -45,6 +59,8 @@ impl Kind {
 pub(crate) enum Server {
     Redis(RedisServer),
     ZooKeeper(ZooKeeperServer),
+    Etcd(EtcdServer),
+    EtcdCluster(Cluster),
     Postgres(PostgresServer),
     Mysql(MysqlServer),
 }
@@ -55,6 +71,8 @@ macro_rules! whichever {
         match $server {
             Server::Redis($it) => $call,
             Server::ZooKeeper($it) => $call,
+            Server::Etcd($it) => $call,
+            Server::EtcdCluster($it) => $call,
             Server::Postgres($it) => $call,
             Server::Mysql($it) => $call,
         }
@@ -68,6 +86,8 @@ impl Server {
             // With `everysec` it answers before it has written while its disk is busy.
             Kind::Redis => Self::Redis(RedisServer::options().append_only("always").start()?),
             Kind::Zk => Self::ZooKeeper(ZooKeeperServer::start()?),
+            Kind::Etcd => Self::Etcd(cluster::options().start()?),
+            Kind::EtcdCluster => Self::EtcdCluster(Cluster::start()?),
             Kind::Postgres | Kind::PostgresSession => {
                 Self::Postgres(PostgresServer::options().setting("max_connections", "500").start()?)
             }
@@ -102,6 +122,8 @@ impl Server {
             Self::ZooKeeper(_) => {
                 format!("zk://{address}?tick_time=100ms&session_timeout={}ms", lease.as_millis())
             }
+            Self::Etcd(server) => server.url_through(address),
+            Self::EtcdCluster(cluster) => cluster.url(),
             Self::Postgres(server) => format!("{}&migrate=true", server.url_through(address)),
             Self::Mysql(server) => format!("{}?migrate=true", server.url_through(address)),
         }
@@ -112,6 +134,7 @@ impl Server {
 pub(crate) enum Admin {
     Redis(Box<redis::Connection>),
     ZooKeeper(Administrator),
+    Etcd(Locks),
     Postgres(dlock::sql::Postgres),
     Mysql(dlock::sql::Mysql),
 }
@@ -128,6 +151,7 @@ impl Admin {
                 places.iter().for_each(|place| admin.delete(&format!("/dlock/{key}/{place}")));
                 !places.is_empty()
             }
+            Self::Etcd(locks) => locks.force_release(key).await?,
             Self::Postgres(postgres) => Locks::new(postgres.clone()).force_release(key).await?,
             Self::Mysql(mysql) => Locks::new(mysql.clone()).force_release(key).await?,
         };
@@ -160,6 +184,8 @@ impl Store {
             Kind::Sqlite => "SQLite",
             Kind::Redis => "Redis",
             Kind::Zk => "ZooKeeper",
+            Kind::Etcd => "etcd",
+            Kind::EtcdCluster => "etcd, three members",
             Kind::Postgres => "PostgreSQL",
             Kind::Mysql => "MariaDB",
             Kind::PostgresSession => "PostgreSQL, sessions",
@@ -201,10 +227,11 @@ impl Store {
         match self.server().as_deref() {
             Some(Server::Redis(server)) => return Ok(Admin::Redis(Box::new(server.admin()))),
             Some(Server::ZooKeeper(server)) => return Ok(Admin::ZooKeeper(server.admin())),
-            Some(Server::Postgres(_) | Server::Mysql(_)) => {}
+            Some(Server::Etcd(_) | Server::EtcdCluster(_) | Server::Postgres(_) | Server::Mysql(_)) => {}
             None => return Err("there is no server".into()),
         }
         Ok(match self.kind {
+            Kind::Etcd | Kind::EtcdCluster => Admin::Etcd(dlock::from_url(&url).await?.build()?),
             Kind::Mysql => Admin::Mysql(dlock::sql::Mysql::connect(&url).await?),
             _ => Admin::Postgres(dlock::sql::Postgres::connect(&url).await?),
         })
@@ -216,6 +243,8 @@ impl Store {
         let proxy = match *server {
             Server::Redis(_) => Proxy::speaking(Resp, server.address())?,
             Server::ZooKeeper(_) => Proxy::speaking(Jute::default(), server.address())?,
+            Server::Etcd(_) => Proxy::speaking(Grpc::default(), server.address())?,
+            Server::EtcdCluster(ref cluster) => return cluster.proxy().map(Some),
             Server::Postgres(_) => Proxy::speaking(Pgwire::default(), server.address())?,
             Server::Mysql(_) => Proxy::speaking(proxy::Mysql, server.address())?,
         };

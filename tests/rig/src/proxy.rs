@@ -20,6 +20,7 @@
 
 mod connection;
 mod fate;
+mod grpc;
 mod jute;
 mod mysql;
 mod postgres;
@@ -37,6 +38,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+pub use grpc::Grpc;
 pub use jute::Jute;
 pub use mysql::Mysql;
 pub use postgres::Pgwire;
@@ -103,14 +105,20 @@ pub enum Loss {
 
 /// Cuts a stream of bytes into messages, so that the proxy can count requests and find their replies.
 ///
-/// One value for each connection. See [`Resp`] for Redis, [`Jute`] for ZooKeeper, [`Pgwire`] for PostgreSQL and
-/// [`Mysql`] for MariaDB and MySQL.
+/// One value for each direction of a connection. See [`Resp`] for Redis, [`Jute`] for ZooKeeper, [`Pgwire`] for
+/// PostgreSQL, [`Mysql`] for MariaDB and MySQL, and [`Grpc`] for etcd.
 pub trait Protocol: Clone + Send + 'static {
     /// The first message in these bytes from the client.
     fn request(&mut self, bytes: &[u8]) -> Message;
 
     /// The first message in these bytes from the server.
     fn reply(&mut self, bytes: &[u8]) -> Message;
+
+    /// Which stream of the connection the last message belonged to. Replies are in the order of the requests on the
+    /// same stream, of which most protocols have one.
+    fn stream(&self) -> u32 {
+        0
+    }
 }
 
 /// The first message in some bytes.

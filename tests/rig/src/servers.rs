@@ -10,6 +10,7 @@ mod account;
 mod clock;
 mod directory;
 mod error;
+pub mod etcd;
 pub mod mysql;
 pub mod pgbouncer;
 mod ports;

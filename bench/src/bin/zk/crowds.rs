@@ -4,11 +4,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use dlock_bench::measure::runtime;
+use dlock_bench::measure::{runtime, server_time};
 use dlock_bench::report::Row;
 use dlock_interop::peer::{Peer, Setting};
 use dlock_rig::proxy::{Jute, Proxy};
-use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use dlock_testkit::now_ns;
 
 use crate::Bench;
@@ -62,11 +61,11 @@ async fn wait(bench: &Bench, processes: u32, each: usize) -> Result<Vec<Row>> {
     }
     // What coming into line took is over by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (bytes, used, start) = (traffic(&proxy), server_time(&bench.server)?, Instant::now());
+    let (bytes, used, start) = (traffic(&proxy), server_time(bench.server.pid())?, Instant::now());
     tokio::time::sleep(Duration::from_secs(if bench.quick { 3 } else { 12 })).await;
     let idle = start.elapsed().as_secs_f64();
     let bytes = (traffic(&proxy) - bytes) / idle / 1e3;
-    let share = (server_time(&bench.server)? - used) / idle * 100.0;
+    let share = (server_time(bench.server.pid())? - used) / idle * 100.0;
     let start = now_ns();
     guard.release().await?;
     let (mut turns, mut lost, mut end) = (0, 0, start);
@@ -109,15 +108,4 @@ async fn drop_many(bench: &Bench, count: usize) -> Result<Vec<Row>> {
 fn traffic(proxy: &Proxy) -> f64 {
     let traffic = proxy.traffic();
     (traffic.bytes_to_server + traffic.bytes_to_client) as f64
-}
-
-/// Seconds of processor time that the server has used.
-fn server_time(server: &ZooKeeperServer) -> Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid()))?;
-    let (_, fields) = stat.rsplit_once(") ").context("the name of a process is in brackets")?;
-    let ticks = |field: usize| -> Result<f64> {
-        Ok(fields.split(' ').nth(field).context("there are more fields")?.parse()?)
-    };
-    // utime and stime, in what all kernels show as hundredths.
-    Ok((ticks(11)? + ticks(12)?) / 100.0)
 }

@@ -19,7 +19,7 @@ use crate::error::Failure;
 impl<'a> Acquire<'a> {
     /// Takes the lock that the section before passed on to this waiter, if there is one and it can be relied on.
     pub(super) fn handed_over(&mut self, ticket: &Ticket<'a>) -> Result<Option<Share>, Failure> {
-        let Some(handoff) = ticket.take_parcel().and_then(Handoff::of) else { return Ok(None) };
+        let Some(handoff) = ticket.take_offer().and_then(Handoff::of) else { return Ok(None) };
         let before = Arc::clone(handoff.before());
         let Some((hold, activity)) = handoff.take(&self.specs[self.contention.place]) else {
             return Ok(None);
@@ -63,8 +63,8 @@ impl<'a> Acquire<'a> {
         let spec = &self.specs[place];
         let ticket = self.engine.wait_queue.join(&spec.key, seen);
         // This process yields the lock still: the queue is new, and does not know that yet.
-        if let Some(until) = self.engine.tenures.stands_back(&spec.key) {
-            ticket.stand_back(until);
+        if let Some(until) = self.engine.tenures.yields_until(&spec.key) {
+            ticket.yield_until(until);
         }
         if self.accepts_handoff() {
             ticket.accept(spec.options.lease);

@@ -19,17 +19,17 @@ pub(super) async fn listen(
         if let Some(ticket) = ticket {
             ticket.may_listen().await;
         }
-        let told = watch(claim);
+        let notified = watch(claim);
         match later {
-            None => told.await?,
+            None => notified.await?,
             // The processes that wait for longer have left it when the time is up.
-            Some(pause) => match engine.timers.within(pause, told).await {
+            Some(pause) => match engine.timers.within(pause, notified).await {
                 None => return Ok(()),
-                Some(told) => told?,
+                Some(notified) => notified?,
             },
         }
         // The notification was of a release of this process, which leaves the lock to others.
-        if ticket.is_some_and(Ticket::stands_back) {
+        if ticket.is_some_and(Ticket::yields) {
             continue;
         }
         later = engine.tenures.released_elsewhere(key, || engine.clock.now());
@@ -46,6 +46,6 @@ async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
         Err(failure) if failure.is_transient() || failure.kind().is_revocation() => {
             std::future::pending().await
         }
-        told => told,
+        notified => notified,
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct NotificationPace {
     /// The longest distance.
     to: Duration,
     /// The number of notifications after which the lock was still busy.
-    vain: u32,
+    wasted: u32,
 }
 
 impl NotificationPace {
@@ -49,7 +49,7 @@ impl NotificationPace {
 
     /// Creates the pace. The longest distance is that of a useful pause between polls.
     pub(super) fn new(to: Duration) -> Self {
-        Self { distances: Backoff::new(Duration::from_millis(1), to), to, vain: 0 }
+        Self { distances: Backoff::new(Duration::from_millis(1), to), to, wasted: 0 }
     }
 
     /// Returns when to ask after a notification that was waited for so long; `None` for at once.
@@ -58,8 +58,8 @@ impl NotificationPace {
         if waited >= Self::AT_ONCE {
             return None;
         }
-        self.vain = self.vain.saturating_add(1);
-        (self.vain > Self::FREE).then(|| asked_at + self.distances.pause(fraction))
+        self.wasted = self.wasted.saturating_add(1);
+        (self.wasted > Self::FREE).then(|| asked_at + self.distances.pause(fraction))
     }
 
     pub(super) fn reset(&mut self) {

@@ -42,11 +42,11 @@ impl<'a> Acquire<'a> {
                     }
                 }
             };
-            let told = listen(engine, claim, &self.specs[place].key, ticket);
+            let notified = listen(engine, claim, &self.specs[place].key, ticket);
             tokio::select! {
                 biased;
                 turn = turn => Ok(if turn == Turn::Due && pause < poll { None } else { Some(turn) }),
-                told = told => told.map(|()| None),
+                notified = notified => notified.map(|()| None),
             }
         };
         match within(engine, patient_until, changed).await?? {
@@ -77,7 +77,7 @@ impl<'a> Acquire<'a> {
         }
         // Pauses about as long as the lock is held: an acquire that pauses for longer loses to others each time.
         if std::mem::take(&mut self.contention.changed_hands) {
-            ticket.map_or_else(|| self.pauses().polls.quicken(), Ticket::quicken);
+            ticket.map_or_else(|| self.pauses().polls.speed_up(), Ticket::speed_up);
         }
         ticket
             .and_then(|ticket| ticket.next_pause(fraction))

@@ -223,7 +223,7 @@ pub(super) struct RenewalPlan {
     /// The time at which the next renewal is due by itself.
     renew_at: AtomicU64,
     /// The time at which the backend wants a renewal besides, and the time before which it gets none.
-    wanted_at: AtomicU64,
+    verify_at: AtomicU64,
     not_wanted_before: AtomicU64,
     /// The pause after the next renewal that the backend wants, in nanoseconds.
     wanted_pause: AtomicU64,
@@ -233,33 +233,33 @@ impl RenewalPlan {
     pub(super) const fn new(renew_at: Timestamp) -> Self {
         Self {
             renew_at: AtomicU64::new(renew_at.as_nanos()),
-            wanted_at: AtomicU64::new(Timestamp::NEVER.as_nanos()),
+            verify_at: AtomicU64::new(Timestamp::NEVER.as_nanos()),
             not_wanted_before: AtomicU64::new(0),
             wanted_pause: AtomicU64::new(WANTED_PAUSE),
         }
     }
 
     pub(super) fn due_at(&self) -> Timestamp {
-        self.renew_at().min(self.wanted_at())
+        self.renew_at().min(self.verify_at())
     }
 
     fn renew_at(&self) -> Timestamp {
         Timestamp::from_nanos(self.renew_at.load(Ordering::Acquire))
     }
 
-    pub(super) fn wanted_at(&self) -> Timestamp {
-        Timestamp::from_nanos(self.wanted_at.load(Ordering::Acquire))
+    pub(super) fn verify_at(&self) -> Timestamp {
+        Timestamp::from_nanos(self.verify_at.load(Ordering::Acquire))
     }
 
     /// Is `true` if a renewal is under way, or the backend wants one by `now`.
     pub(super) fn is_renewing(&self, now: Timestamp) -> bool {
-        self.renew_at() == Timestamp::NEVER || self.wanted_at() <= now
+        self.renew_at() == Timestamp::NEVER || self.verify_at() <= now
     }
 
     /// Takes the renewal that is due within `ahead` of `now`; if there is one, the caller alone carries it out. `most`
     /// is the longest pause between renewals that the backend wants.
     pub(super) fn take(&self, now: Timestamp, ahead: Duration, most: impl FnOnce() -> Duration) -> bool {
-        let is_wanted = self.wanted_at() <= now;
+        let is_wanted = self.verify_at() <= now;
         if !is_wanted && self.renew_at() > now + ahead {
             return false;
         }
@@ -280,7 +280,7 @@ impl RenewalPlan {
     /// Plans none any more.
     pub(super) fn never(&self) {
         self.plan(Timestamp::NEVER);
-        self.wanted_at.store(Timestamp::NEVER.as_nanos(), Ordering::Release);
+        self.verify_at.store(Timestamp::NEVER.as_nanos(), Ordering::Release);
     }
 
     pub(super) fn plan(&self, at: Timestamp) {
@@ -294,8 +294,8 @@ impl RenewalPlan {
     }
 
     /// Takes over what the backend wanted of the hold before.
-    pub(super) fn inherit(&self, wanted_at: Timestamp) {
-        self.wanted_at.fetch_min(wanted_at.as_nanos(), Ordering::AcqRel);
+    pub(super) fn inherit(&self, verify_at: Timestamp) {
+        self.verify_at.fetch_min(verify_at.as_nanos(), Ordering::AcqRel);
     }
 }
 

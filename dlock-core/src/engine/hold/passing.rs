@@ -70,7 +70,7 @@ impl Hold {
         } else if before.is_at_risk() {
             hold.suspect();
         }
-        hold.renewals.inherit(before.renewals.wanted_at());
+        hold.renewals.inherit(before.renewals.verify_at());
         hold
     }
 

@@ -158,31 +158,31 @@ impl Drop for Marked {
 async fn what_is_passed_on_is_taken_by_the_first_who_accepts_it_or_dropped() {
     const LEASE: Duration = Duration::from_secs(30);
     let (line, dropped) = (WaitQueue::default(), std::sync::Arc::default());
-    let parcel = || -> Parcel { Box::new(Marked(std::sync::Arc::clone(&dropped))) };
+    let offer = || -> Offer { Box::new(Marked(std::sync::Arc::clone(&dropped))) };
     let count = || dropped.load(Ordering::SeqCst);
     let key = Key::new("k").unwrap();
-    assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "nobody waits");
+    assert!(line.hand_off(&key, LEASE, offer()).is_err(), "nobody waits");
     let (a, b, c) = (line.join(&key, None), line.join(&key, None), line.join(&key, None));
-    assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "it does not accept");
+    assert!(line.hand_off(&key, LEASE, offer()).is_err(), "it does not accept");
     [&a, &b, &c].into_iter().for_each(|ticket| ticket.accept(LEASE));
-    assert!(line.pass_on(&key, LEASE * 2, parcel()).is_err(), "another lease");
+    assert!(line.hand_off(&key, LEASE * 2, offer()).is_err(), "another lease");
     a.ask();
-    assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "it asks by itself");
+    assert!(line.hand_off(&key, LEASE, offer()).is_err(), "it asks by itself");
     a.poll_after(Duration::from_secs(60));
     a.accept(LEASE);
     assert_eq!(count(), 4);
-    assert!(line.pass_on(&key, LEASE, parcel()).is_ok());
-    assert!(line.pass_on(&key, LEASE, parcel()).is_err(), "it has one");
+    assert!(line.hand_off(&key, LEASE, offer()).is_ok());
+    assert!(line.hand_off(&key, LEASE, offer()).is_err(), "it has one");
     assert_eq!((a.turn().await, count()), (Turn::Released, 5));
     // Gone without taking it: to the next, which has the turn although nothing was released.
     drop(a);
     assert_eq!((b.turn().await, count()), (Turn::Released, 5));
     assert!(!is_ready(c.turn()));
-    drop(b.take_parcel());
+    drop(b.take_offer());
     assert_eq!(count(), 6);
     b.win(Duration::from_secs(60));
     assert!(!is_ready(c.turn()), "held in this process");
-    assert!(line.pass_on(&key, LEASE, parcel()).is_ok());
+    assert!(line.hand_off(&key, LEASE, offer()).is_ok());
     // The queue is empty now.
     drop(c);
     assert_eq!(count(), 7);
@@ -197,7 +197,7 @@ async fn nobody_asks_while_the_lock_is_left_to_others() {
     a.ask();
     a.poll_after(Duration::from_secs(60));
     let until = Instant::now() + Duration::from_millis(5);
-    line.stand_back(&key, until);
+    line.yield_until(&key, until);
     assert!(!is_ready(a.turn()) && !is_ready(a.may_listen()) && !is_ready(b.turn()));
     assert_eq!(a.turn().await, Turn::Due);
     assert!(Instant::now() >= until && Instant::now() < until + Duration::from_millis(5));

@@ -28,8 +28,8 @@ const STEP: Duration = Duration::from_secs(1);
 const LAST_PRIORITY: u8 = 60;
 /// The time for which a candidate that resigned lets others go first where these are notified; where they poll, it is
 /// their pause.
-const STAND_BACK: Duration = Duration::from_millis(100);
-const LONGEST_STAND_BACK: Duration = Duration::from_secs(1);
+const YIELD_FOR: Duration = Duration::from_millis(100);
+const LONGEST_YIELD: Duration = Duration::from_secs(1);
 
 /// A candidate of an [`Election`]: each [`next`](Self::next) waits until it leads. It stands for as long as it is
 /// waited for; dropped, it withdraws, and a term that it won goes on until that ends by itself.
@@ -139,7 +139,7 @@ impl Campaign {
         let Election { lock, priority, .. } = &self.election;
         let engine = self.election.engine();
         if self.resigned.load(Ordering::Acquire) {
-            engine.pause(engine.capabilities.time_to_ask(STAND_BACK, LONGEST_STAND_BACK)).await;
+            engine.pause(engine.capabilities.time_to_ask(YIELD_FOR, LONGEST_YIELD)).await;
             self.resigned.store(false, Ordering::Release);
         }
         if *priority == 0 {

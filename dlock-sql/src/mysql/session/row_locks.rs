@@ -1,4 +1,4 @@
-//! Locks that are rows of MariaDB and MySQL, which transactions keep.
+//! The locks that are rows of MariaDB and MySQL, which transactions keep.
 
 use dlock_core::backend::Mode;
 use dlock_core::{Holder, Key};
@@ -39,20 +39,22 @@ use crate::way::Way;
 pub type MysqlRowLocks = Sessions<ByRow<MysqlServer>>;
 
 impl MysqlServer {
-    /// The sessions that this user may see. Not from the information schema: that makes a temporary table, at which
-    /// MariaDB 10.11 was seen to crash.
+    /// Returns the sessions that this user may see. Not from the information schema: that makes a temporary table, at
+    /// which MariaDB 10.11 was seen to crash.
     async fn sessions_seen(&self, on: &mut MySqlConnection) -> SqlResult<Vec<i64>> {
         let rows = sqlx::raw_sql("SHOW PROCESSLIST").fetch_all(on).await?;
         rows.iter().map(|row| row.try_get_unchecked(0)).collect()
     }
 
-    /// Whether somebody has locked a row, or has done so alone. Nobody else can lock it in that moment.
+    /// Returns `true` if a transaction has locked a row, or has done so alone. No other can lock it in that moment.
     pub(super) async fn is_locked(
         &self,
         on: &mut MySqlConnection,
         row: &[u8],
         alone: bool,
     ) -> SqlResult<bool> {
+        // The way to ask is to lock it: by a statement that is a transaction of its own, so that it is kept for no
+        // longer.
         let lock = format!(
             "SELECT 1 FROM {} WHERE `key` = {} {} NOWAIT",
             self.quoted(),
@@ -66,7 +68,7 @@ impl MysqlServer {
         }
     }
 
-    /// Those who read, all or those of whom the rows begin with this. What they have written is not committed.
+    /// Returns the readers, all or those whose rows begin with this. Their rows are not committed.
     async fn readers(&self, on: &mut MySqlConnection, rows: &[u8]) -> SqlResult<Vec<MySqlRow>> {
         let look = format!(
             "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
@@ -104,7 +106,7 @@ impl Strategy for ByRow<MysqlServer> {
         names: &[Name],
     ) -> SqlResult<(i64, Vec<Freed>)> {
         let awaited: String = names.iter().map(|name| format!(", {}", is_awaited(name, true))).collect();
-        // What a reader has written down is not to stay.
+        // The row of a reader must not stay.
         let free = format!("SELECT {SESSION}{awaited}; ROLLBACK");
         let rows = sqlx::raw_sql(AssertSqlSafe(free)).fetch_all(on).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
@@ -119,13 +121,15 @@ impl Strategy for ByRow<MysqlServer> {
     }
 
     async fn owners(server: &MysqlServer, on: &mut MySqlConnection, name: &Name) -> SqlResult<Owners> {
+        // Not locked, locked by readers, or alone. Each question can be overtaken by a release, so that a row that is
+        // locked without a known holder is looked at once more, and is then reported with a hidden session.
         if !server.is_locked(on, &name.row, false).await? {
             return Ok(Vec::new());
         }
         if !server.is_locked(on, &name.row, true).await? {
             let readers = server.readers(on, &name.readers()).await?;
             if readers.is_empty() {
-                // One that held it alone may have released it since.
+                // A transaction that held it alone may have released it since.
                 if !server.is_locked(on, &name.row, false).await? {
                     return Ok(Vec::new());
                 }
@@ -140,6 +144,8 @@ impl Strategy for ByRow<MysqlServer> {
         let Some(row) = one(on, held).await? else {
             return Ok(vec![(OwningSession::Hidden, Holder::default())]);
         };
+        // The row with the fence names the session of the last grant. It is hidden where this user may not see it, or
+        // it is gone.
         let of_grant: Option<Vec<u8>> = row.try_get(2)?;
         let mut seen = server.sessions_seen(on).await?.into_iter();
         let session = seen.find(|session| of_grant == Some(token(*session)));
@@ -156,6 +162,7 @@ impl Strategy for ByRow<MysqlServer> {
         );
         let rows = sqlx::raw_sql(AssertSqlSafe(granted)).fetch_all(&mut *on).await?;
         let mut all = Vec::new();
+        // The grant is as it was counted; only the row shows whether it is still held.
         for row in &rows {
             let mut locked: Vec<u8> = row.try_get(2)?;
             locked[0] = ROW;
@@ -175,7 +182,7 @@ impl Strategy for ByRow<MysqlServer> {
     }
 }
 
-/// The session of a reader, and who that is.
+/// Reads the session of a reader, and its holder.
 fn reader(row: &MySqlRow) -> SqlResult<(OwningSession, Holder)> {
     let token: Vec<u8> = row.try_get(2)?;
     let session =

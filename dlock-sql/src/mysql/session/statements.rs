@@ -14,31 +14,31 @@ use crate::way::{ELSEWHERE, Way};
 /// The session of the connection.
 pub(super) const SESSION: &str = "CAST(CONNECTION_ID() AS SIGNED)";
 
-/// Whether what this session writes is logged by its rows, if at all. Not every version has this setting.
+/// The condition that what this session writes is logged by its rows, if at all. Not every version has this setting.
 pub(super) const WRITES_ROWS: &str = "@@SESSION.binlog_format <> 'STATEMENT'";
 
-/// At most 64 characters, in lower case since these names ignore case.
+/// Returns the name on the server: at most 64 characters, in lower case since these names ignore case.
 pub(super) fn name_of(name: &Name) -> String {
     format!("dlock:{}", hex(&name.digest[..DIGEST]))
 }
 
-/// The turn among those who wait for a lock.
+/// Returns the turn among those that wait for a lock.
 pub(super) fn turn(name: &Name, is_row: bool) -> String {
     let of = if is_row { 'r' } else { 's' };
     format!("dlock:{of}:{}", hex(&name.digest[..DIGEST]))
 }
 
-/// Whether somebody has the turn among those who wait for a lock.
+/// Returns the condition that a session has the turn among those that wait for a lock.
 pub(super) fn is_awaited(name: &Name, is_row: bool) -> String {
     format!("CAST(IS_USED_LOCK('{}') IS NOT NULL AS SIGNED)", turn(name, is_row))
 }
 
-/// A session as the token of a row.
+/// Returns a session as the token of a row.
 pub(super) fn token(session: i64) -> Vec<u8> {
     i128::from(session).to_be_bytes().to_vec()
 }
 
-/// The token of the row with the fence after a grant: none where it is read, since that is no one session's.
+/// Returns the token of the row with the fence after a grant: none where it is read, since that is no one session's.
 pub(super) fn token_of(wanted: &Wanted, session: &str) -> String {
     if wanted.name.is_read() {
         return "NULL".to_owned();
@@ -46,18 +46,18 @@ pub(super) fn token_of(wanted: &Wanted, session: &str) -> String {
     format!("UNHEX(LPAD(HEX({session}), 32, '0'))")
 }
 
-/// How a row is locked, to be read or alone.
+/// Returns the clause that locks a row, to be read or alone.
 pub(super) const fn row_lock(reads: bool) -> &'static str {
     if reads { "/*!80001 FOR SHARE */ /*M! LOCK IN SHARE MODE */" } else { "FOR UPDATE" }
 }
 
-/// What the fence of a grant ends with, in its lowest bits. All that is answered is a fence: one that ends otherwise is
-/// an answer to another question, as something between here and the server gives them when it repeats a reply.
+/// The lowest bits of the fence of a grant. All that is answered is a fence: one with another ending is an answer to
+/// another question, as something between here and the server gives them when it repeats a reply.
 #[derive(Clone, Copy)]
 pub(super) struct Ending(u64);
 
 impl Ending {
-    /// That of the question of this number.
+    /// Returns the ending of the question of this number.
     pub(super) const fn of(number: u64) -> Self {
         Self(number & Self::ALL)
     }
@@ -65,7 +65,7 @@ impl Ending {
     const BITS: u32 = 4;
     const ALL: u64 = (1 << Self::BITS) - 1;
 
-    /// Refuses an answer that has another one.
+    /// Refuses an answer that has another ending.
     pub(super) fn check(self, counted: Option<Fence>) -> SqlResult<Option<Fence>> {
         match counted {
             Some(fence) if fence.get() & Self::ALL != self.0 => Err(misplaced()),
@@ -85,6 +85,7 @@ pub(super) fn counting(
     way: Way,
 ) -> String {
     let (bits, all) = (Ending::BITS, Ending::ALL);
+    // Rounded up to a multiple of 16 before the ending is set, so that the fence still grows.
     format!(
         "SET @dlock_mark = (SELECT COUNT(*) FROM {table} WHERE `key` = X'{}' AND token = {});
         UPDATE {table} SET
@@ -100,8 +101,8 @@ pub(super) fn counting(
     )
 }
 
-/// Takes a named lock if this is that session, and counts the grant where its row is there. What is to be asked about
-/// it later is under its number.
+/// Takes a named lock if this is that session, and counts the grant where its row is there. The result is kept under
+/// its number for [`asking`].
 pub(super) fn taking(table: &str, wanted: &Wanted, number: usize, session: &str, ending: Ending) -> String {
     format!(
         "SET @dlock_{number} = IF(CONNECTION_ID() = {session}, GET_LOCK('{}', 0), NULL); {} AND @dlock_{number} = 1",
@@ -110,7 +111,7 @@ pub(super) fn taking(table: &str, wanted: &Wanted, number: usize, session: &str,
     )
 }
 
-/// Who has it, if this session did not get it: fence and holder, the session, and whether it has got it.
+/// Asks for the holder, if this session did not get the lock: fence and holder, the session, and whether it has got it.
 pub(super) fn asking(table: &str, wanted: &Wanted, number: usize) -> String {
     format!(
         "SELECT held.fence, held.holder, {SESSION}, CAST(@dlock_{number} AS SIGNED)

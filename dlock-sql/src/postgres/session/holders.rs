@@ -1,4 +1,4 @@
-//! Who has the locks of sessions.
+//! The holders of the locks of sessions.
 
 use std::collections::HashSet;
 
@@ -16,8 +16,8 @@ use crate::session::name::{FENCE, Name, key_of_reader};
 use crate::session::protocol::{Owners, OwningSession};
 use crate::session::session_server::SessionServer;
 
-/// Which session has it, and who that is. A transaction that was prepared for a commit in two phases is no session's
-/// any more.
+/// Reads the session that has a lock, and its holder. A transaction that was prepared for a commit in two phases is no
+/// session's any more.
 fn owner(row: &PgRow) -> SqlResult<(OwningSession, Holder)> {
     let session = row.try_get::<Option<i64>, _>(2)?;
     let mut holder = holder(row)?;
@@ -25,7 +25,7 @@ fn owner(row: &PgRow) -> SqlResult<(OwningSession, Holder)> {
     Ok((session.map_or(OwningSession::Hidden, OwningSession::Known), holder))
 }
 
-/// Who has a lock: see [`owning`].
+/// Returns the holders of a lock: see [`owning`].
 pub(super) async fn owners(
     table: &str,
     on: &mut PgConnection,
@@ -36,14 +36,15 @@ pub(super) async fn owners(
     query.fetch_all(on).await?.iter().map(owner).collect()
 }
 
-/// The grants to sessions that have these advisory locks, by their numbers.
+/// Returns the grants to sessions that have these advisory locks, by their numbers.
 pub(super) async fn granted(
     server: &PostgresServer,
     on: &mut PgConnection,
     number: fn(&Name) -> i64,
 ) -> SqlResult<Vec<(Key, Holder)>> {
     let place = server.place();
-    // What is locked, and the grants of those who have locks: which of these are locked only the names tell.
+    // The locks, and the grants of the sessions that have locks. Only the names show which grants are of locks that are
+    // still held.
     let statement = format!(
         r#"WITH locked AS MATERIALIZED (SELECT * FROM ({ADVISORY}) AS all_of_them WHERE parts = 1)
         SELECT NULL::bigint, NULL::text, NULL::bytea, session, number, reads FROM locked

@@ -1,4 +1,4 @@
-//! Locks that are rows of PostgreSQL, which transactions keep.
+//! The locks that are rows of PostgreSQL, which transactions keep.
 
 use std::collections::HashSet;
 
@@ -37,14 +37,12 @@ use crate::way::Way;
 /// the server from cleaning up what was deleted since: for short locks, or few.
 pub type PostgresRowLocks = Sessions<ByRow<PostgresServer>>;
 
-/// For a row called `locked`: the transaction that has locked it, without waiting for it and without getting in its
-/// way.
+/// The transaction that has locked a row called `locked`, found without waiting for it and without getting in its way.
 const TRANSACTION: &str =
     "pg_locks ON locktype = 'transactionid' AND granted AND transactionid = locked.xmax";
 
-/// For the same, the session of the transaction; nothing where the number may be
-/// that of several who share the row, which is a transaction's by chance. Where the session was granted the lock last,
-/// it is no chance.
+/// Returns the session of that transaction; null where the number may be that of several that share the row, which is a
+/// transaction's by chance. If the session was granted the lock last, it is no chance.
 fn session(table: &str) -> String {
     format!(
         "CASE WHEN mxid_age(locked.xmax) BETWEEN 1 AND
@@ -55,8 +53,8 @@ fn session(table: &str) -> String {
     )
 }
 
-/// The lock that a transaction has besides a row that it reads, which the server does not tell of: shared, and in
-/// nobody's way.
+/// Returns the number of the lock that a transaction has besides a row that it reads, of which the server does not show
+/// the readers. The lock is shared, and in the way of no other.
 pub(super) fn mark(name: &Name) -> i64 {
     i64::from_be_bytes(part(name, 24))
 }
@@ -85,6 +83,7 @@ impl Strategy for ByRow<PostgresServer> {
         on: &mut PgConnection,
         names: &[Name],
     ) -> SqlResult<(i64, Vec<Freed>)> {
+        // All of it in one message: the turns are asked for while the row is still locked, and the commit releases it.
         let awaited = |name| format!(", NOT pg_try_advisory_xact_lock_shared({})", turn(name, true));
         let awaited: String = names.iter().map(awaited).collect();
         let forget = |reader: &Reader| {
@@ -95,13 +94,14 @@ impl Strategy for ByRow<PostgresServer> {
         let forget: String = readers.map(forget).collect();
         let free = format!("{forget}SELECT pg_backend_pid()::bigint{awaited}; COMMIT");
         let (rows, is_told) = match sqlx::raw_sql(AssertSqlSafe(free)).fetch_all(&mut *on).await {
-            // As where the server has no room for one lock more. Nothing was written in the transaction.
+            // As where the server has no room for one more lock. Nothing was written in the transaction.
             Err(sqlx::Error::Database(_)) => {
+                // The row is released in any case, and only then what the reader has written is deleted.
                 let free = "ROLLBACK; SELECT pg_backend_pid()::bigint";
                 let rows = sqlx::raw_sql(free).fetch_all(&mut *on).await?;
                 if !forget.is_empty() {
                     match sqlx::raw_sql(AssertSqlSafe(forget)).execute(on).await {
-                        // It is without effect, and stays until somebody prunes.
+                        // The row is without effect, and stays until the table is pruned.
                         Ok(_) | Err(sqlx::Error::Database(_)) => {}
                         Err(error) => return Err(error),
                     }
@@ -116,6 +116,7 @@ impl Strategy for ByRow<PostgresServer> {
     }
 
     async fn wait(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<bool> {
+        // Locked by the transaction of this statement, which ends at once: the row is to be free, not to be had.
         let (table, row) = (server.quoted(), hex(&name.row));
         let lock = if name.is_read() { "SHARE" } else { "UPDATE" };
         waited(on, &format!("1 FROM {table} WHERE key = decode('{row}', 'hex') FOR {lock}")).await
@@ -123,6 +124,8 @@ impl Strategy for ByRow<PostgresServer> {
 
     async fn owners(server: &PostgresServer, on: &mut PgConnection, name: &Name) -> SqlResult<Owners> {
         let table = server.quoted();
+        // The server names the transaction that has locked a row alone in the row itself, but not those that share it:
+        // their readers are found by their marks.
         let statement = format!(
             "WITH readers AS MATERIALIZED (
                 SELECT session FROM ({ADVISORY}) AS locked WHERE parts = 1 AND reads AND number = {}
@@ -147,6 +150,7 @@ impl Strategy for ByRow<PostgresServer> {
             table = server.quoted()
         );
         let rows = sqlx::query(AssertSqlSafe(statement)).fetch_all(&mut *on).await?;
+        // Readers by their marks first: a row that one reader has locked looks as if it were locked alone.
         let mut all = granted(server, on, mark).await?;
         let read: HashSet<Key> = all.iter().map(|(key, _)| key.clone()).collect();
         for row in &rows {

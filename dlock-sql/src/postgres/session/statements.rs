@@ -8,7 +8,7 @@ use crate::way::{ELSEWHERE, HELD_ELSEWHERE, Way};
 
 /// The server's time in microseconds, where fences start.
 pub(in crate::postgres) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-/// The advisory locks of this database: `parts` numbers are 1 of locks, and 2 of the turns of those who wait.
+/// The advisory locks of this database: `parts` numbers are 1 of locks, and 2 of the turns of those that wait.
 pub(in crate::postgres) const ADVISORY: &str =
     "SELECT pid::bigint AS session, (classid::bigint << 32) | objid::bigint AS number, mode = 'ShareLock' AS reads,
         objsubid AS parts FROM pg_locks
@@ -16,10 +16,10 @@ pub(in crate::postgres) const ADVISORY: &str =
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 /// The session of the connection.
 const SESSION: &str = "pg_backend_pid()::bigint";
-/// For this transaction: no lock outlives a crash of the server, after which fences start at its clock.
+/// A setting of this transaction: no lock outlives a crash of the server, after which fences start at its clock.
 const HASTE: &str = "set_config('synchronous_commit', 'off', true)";
 
-/// Prepares what locks a row, on the connection that does it again and again.
+/// Prepares the statements that lock a row, on the connection that does it again and again.
 pub(in crate::postgres) fn lock_row(table: &str) -> SqlStr {
     let ours = format!("(SELECT $2 AS name, {SESSION} AS session, $3 AS whose FROM locked) AS ours");
     sql(format!(
@@ -36,7 +36,7 @@ pub(in crate::postgres) fn lock_row(table: &str) -> SqlStr {
     ))
 }
 
-/// What stands in the row with the fence of a key that is locked in this way.
+/// Returns the end in the row with the fence of a key that is locked in this way.
 pub(in crate::postgres) fn state(way: Way) -> String {
     match way.state() {
         0 => "'-infinity'::timestamptz".to_owned(),
@@ -50,6 +50,8 @@ const TOKEN: &str = "int8send(session)";
 /// Counts a grant where both rows say that the key is locked in this way: the row, the session and the holder are
 /// `name`, `session` and `whose`.
 fn counting(table: &str, from: &str, way: Way, token: &str, only: &str) -> String {
+    // One statement over both rows: a move of the key comes before it, and it counts nothing, or after it, and sees the
+    // session's lock.
     format!(
         "UPDATE {table} AS held SET fence = greatest(held.fence + 1, {NOW}), token = {token}, holder = whose
         FROM {from} WHERE held.key = name AND held.expires = {}
@@ -60,8 +62,8 @@ fn counting(table: &str, from: &str, way: Way, token: &str, only: &str) -> Strin
     )
 }
 
-/// The same as a list of tables, of which `counted` has the fences, and the names of their rows as `key`. Keys that no
-/// row tells of are locked in this way from now on.
+/// Counts grants as [`counting`] does, as a list of tables, of which `counted` has the fences, and the names of their
+/// rows as `key`. Keys that no row knows are locked in this way from now on.
 pub(in crate::postgres) fn counting_all(table: &str, from: &str, way: Way, reads: bool) -> String {
     let token = if reads { "NULL::bytea" } else { TOKEN };
     // Several readers count in one row: all lock these rows in one order.
@@ -82,8 +84,11 @@ pub(in crate::postgres) fn counting_all(table: &str, from: &str, way: Way, reads
     )
 }
 
-/// Has keys locked in this way of which no row tells: the rows with the fences are `new`, and their names `name`.
+/// Makes the rows of keys that have none, locked in this way: the rows with the fences are `new`, and their names
+/// `name`.
 pub(in crate::postgres) fn first_of(table: &str, from: &str, way: Way, token: &str, whose: &str) -> String {
+    // Only the session whose insert made the row of the key makes the row with the fence. If that row is there already,
+    // as of leases, nothing is counted.
     format!(
         "elsewhere AS (
             INSERT INTO {table} (key, token, fence, expires, holder)
@@ -100,19 +105,20 @@ pub(in crate::postgres) fn first_of(table: &str, from: &str, way: Way, token: &s
     )
 }
 
-/// Of those that were asked for, what the session got.
+/// The names that the session got, of those that were asked for.
 const GOT: &str = "(SELECT * FROM asked WHERE got) AS ours";
-/// What the session got, and did not count: the key is not locked by sessions.
+/// The names that the session got, and did not count: the key is not locked by sessions.
 const UNCOUNTED: &str = "UNION ALL SELECT NULL, NULL, session, number, place FROM asked
     WHERE got AND NOT EXISTS (SELECT FROM counted WHERE key = name)";
 
-/// number, row of the fence, holder: the fence, or that and the holder of somebody else, or neither where the key is
+/// number, row of the fence, holder: the fence, or that and the holder of another session, or neither where the key is
 /// not locked by sessions; the session; the number, by which the answer is that to this question.
 pub(in crate::postgres) fn take_name(table: &str) -> SqlStr {
     // Each table is looked up by values, and only where the session got the lock.
     let ours = format!(
         "(SELECT {SESSION} AS session, $2::bytea AS name, $3::text AS whose WHERE (SELECT got FROM asked)) AS ours"
     );
+    // `asked` is carried out once, and before any table is looked at: the names are had first, and counted then.
     sql(format!(
         "WITH asked AS MATERIALIZED (
             SELECT pg_try_advisory_lock($1) AS got
@@ -126,7 +132,7 @@ pub(in crate::postgres) fn take_name(table: &str) -> SqlStr {
     ))
 }
 
-/// The same of many, in their order.
+/// Takes names as [`take_name`] does, of many, in their order.
 pub(in crate::postgres) fn take_names(table: &str) -> SqlStr {
     sql(format!(
         "WITH asked AS MATERIALIZED (
@@ -143,8 +149,7 @@ pub(in crate::postgres) fn take_names(table: &str) -> SqlStr {
     ))
 }
 
-/// Counts a grant to a reader, and writes down who it is in the row `own`. What is to be deleted later has to be
-/// allowed now.
+/// Counts a grant to a reader, and writes it down in the row `own`. The right to delete that later is needed now.
 pub(in crate::postgres) fn counting_reader(table: &str, from: &str, way: Way) -> String {
     format!(
         "{}, noted AS ({}), allowed AS (DELETE FROM {table} WHERE false)",
@@ -156,8 +161,9 @@ pub(in crate::postgres) fn counting_reader(table: &str, from: &str, way: Way) ->
     )
 }
 
-/// Writes down who reads: the row, the session, the fence and the holder.
+/// Writes a reader down: the row, the session, the fence and the holder.
 fn noting(table: &str, from: &str) -> String {
+    // Its lease has ended from the start, so that the row is never taken for one.
     format!(
         "INSERT INTO {table} (key, token, fence, expires, holder)
         SELECT own, int8send(session), fence, '-infinity', whose FROM ({from}) AS noted (own, session, fence, whose)
@@ -166,9 +172,10 @@ fn noting(table: &str, from: &str) -> String {
     )
 }
 
-/// numbers, the two numbers of each turn, whether it is ours, whether the session has the number, rows of the fences,
-/// rows of the readers, holders: as `take_names`.
+/// numbers, the two numbers of each turn, whether it is the session's own, whether the session has the number, rows of
+/// the fences, rows of the readers, holders: as `take_names`.
 pub(in crate::postgres) fn read_names(table: &str, counts: bool) -> SqlStr {
+    // The turn before the name: with the name, the reader would already be in the way of the writer that has the turn.
     let asked = format!(
         "asked AS MATERIALIZED (
             SELECT place, number, {SESSION} AS session, name, own, whose, CASE
@@ -178,6 +185,7 @@ pub(in crate::postgres) fn read_names(table: &str, counts: bool) -> SqlStr {
                 $8::text[]) WITH ORDINALITY AS listed (number, turn, of, ours, beside, name, own, whose, place)
         )"
     );
+    // Without fences the name is all that there is to a grant: nothing is written.
     if !counts {
         return sql(format!(
             "WITH {asked} SELECT NULL::bigint, CASE WHEN NOT got THEN '' END, session, number FROM asked ORDER BY place"
@@ -195,9 +203,9 @@ pub(in crate::postgres) fn read_names(table: &str, counts: bool) -> SqlStr {
     ))
 }
 
-/// number, row of the fence, row of the reader, fence, holder: the session. What is to be deleted later has to be
-/// allowed now. Only the one who has the lock alone asks
-/// for it to be read, who is not kept waiting by those who wait for it.
+/// number, row of the fence, row of the reader, fence, holder: the session. The right to delete rows later is needed
+/// now. Only the session that has the lock alone asks for it to be read, and those that wait for the lock do not keep
+/// it waiting.
 pub(in crate::postgres) fn downgrading(table: &str, counts: bool) -> String {
     let noted = noting(table, &format!("VALUES ($3::bytea, {SESSION}, $4::bigint, $5::text)"));
     let moves = format!(
@@ -215,8 +223,8 @@ pub(in crate::postgres) fn downgrading(table: &str, counts: bool) -> String {
     )
 }
 
-/// Who has a lock, by `owners`, which are sessions and whether they read: the fence, the holder and the session, for
-/// the row of the fence and for what the rows of the readers begin with.
+/// Returns the holders of a lock, by `owners`, which are sessions and whether they read: the fence, the holder and the
+/// session, for the row of the fence and for the prefix of the rows of the readers.
 pub(in crate::postgres) fn owning(table: &str, owners: &str) -> String {
     format!(
         "SELECT held.fence, held.holder, session, reads FROM ({owners}) AS owners

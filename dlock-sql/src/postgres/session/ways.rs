@@ -1,4 +1,17 @@
 //! Keys that come to be locked in another [way](crate::way).
+//!
+//! ```text
+//!     lock the row of the key, then the row with the fence (made where they are missing)
+//!       |
+//!       v                                          yes
+//!     held in the other way? (`found`, in this order) ---> that way; nothing is changed
+//!       a lease, or those in line, or a share
+//!       a session: its name is taken
+//!       a locked row: `free` has skipped it
+//!       | no
+//!       v
+//!     both rows say the new way, with the highest fence of all; then the grant is counted, if one is to be
+//! ```
 
 use std::time::Duration;
 
@@ -18,13 +31,13 @@ use crate::session::name::Name;
 use crate::stored::SHARED;
 use crate::way::{ELSEWHERE, HELD_ELSEWHERE, Way};
 
-/// Longer than a few hundred rows stay locked by the statement that deletes them.
+/// A pause that is longer than a few hundred rows stay locked by the statement that deletes them.
 const MOMENT: Duration = Duration::from_millis(10);
 
 impl PostgresServer {
-    /// Has a key locked in this way from now on, and counts a grant if it is to: its fence, which is higher than all
-    /// before; or the other way in which the key is held. A session or transaction that wants to count its grant has
-    /// the server's lock already.
+    /// Moves a key to this way, and counts a grant if it is to. Returns its fence, which is higher than all before, or
+    /// the other way in which the key is held. A session or transaction that wants to count its grant has the server's
+    /// lock already.
     ///
     /// Both rows are locked first, and what a session or a transaction would lock stays locked to the end.
     pub(in crate::postgres) async fn move_to(
@@ -37,6 +50,8 @@ impl PostgresServer {
         let (table, elsewhere) = (self.quoted(), Bytes(&ELSEWHERE).literal());
         let beside = Beside::of(&Name::key(&name.fence).ok_or(sqlx::Error::RowNotFound)?);
         let [main, counted, row] = [&name.fence[1..], &name.fence, &name.row].map(|key| Bytes(key).literal());
+        // An upsert that changes nothing locks the row where it is there, and makes it where it is not. Both are
+        // needed: on a row that is missing no lock would keep another move out.
         let lock = |key: &str, token: &str, expires: &str, line: &str| {
             format!(
                 "INSERT INTO {table} AS held (key, token, fence, expires, holder)
@@ -47,6 +62,10 @@ impl PostgresServer {
             Way::Lease => ("NULL", "'epoch'", ""),
             Way::Session | Way::Row => (&*elsewhere, "'infinity'", HELD_ELSEWHERE),
         };
+        // One statement decides and changes, so that nothing can come between. The name is tried as a lock of this
+        // transaction and the row with `SKIP LOCKED`: a holder is seen at once and never waited for, and a session that
+        // comes later is refused until this is over, and then finds the key moved. `-1` means that there is nothing to
+        // move.
         let change = format!(
             "WITH free AS MATERIALIZED (SELECT FROM {table} WHERE key = {row} FOR UPDATE SKIP LOCKED),
             main AS MATERIALIZED (
@@ -86,15 +105,17 @@ impl PostgresServer {
             to = Bytes(&beside.beyond).literal(),
             state = state(way),
         );
+        // All moves lock the two rows in this order, so that two of them never wait for each other.
         let lock_main = lock(&main, &elsewhere, "'infinity'", HELD_ELSEWHERE);
         let lock_counted = lock(&counted, "NULL", &state(Way::Lease), "");
+        // The count last, in the same transaction: it finds both rows of the new way, or changes nothing.
         let statements: Vec<_> = [lock_main, lock_counted, change].into_iter().chain(counting).collect();
         let mut is_again = false;
         loop {
-            // What was not counted has left the row before as the last one.
+            // A grant that was not counted leaves the row before as the last one.
             let row = self.in_one_message(on, &statements).await?.ok_or(sqlx::Error::RowNotFound)?;
             match row.try_get::<Option<i64>, _>(1)?.and_then(Way::of) {
-                // What prunes the table locks the row for a moment, too.
+                // A statement that prunes the table locks the row for a moment, too: looked at once more.
                 Some(Way::Row) if !is_again => sleep(MOMENT).await,
                 other => return Ok(other.map_or(Ok(fence(&row, 0)?), Err)),
             }

@@ -1,4 +1,11 @@
 //! The attempts of a claim on a row, each of which goes on without its caller.
+//!
+//! | the attempt | before the next attempt: `look` | before a withdrawal: `end` |
+//! |---|---|---|
+//! | was not sent | settled: it never will be | settled |
+//! | has ended, and its answer was read | settled by `answered` | settled by `answered` |
+//! | has ended, and its answer was not read | over: the next answer shows its outcome | over: removed with the rest |
+//! | is under way, or lost | in flight | in flight, unless it was sent a lease ago |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,30 +15,32 @@ use dlock_core::{ErrorKind, Failure};
 
 use crate::gateway::Progress;
 
-/// How long a withdrawal waits for the outcome of an attempt before it goes ahead.
+/// The time for which a withdrawal waits for the outcome of an attempt before it goes ahead.
 const OUTCOME: Duration = Duration::from_millis(200);
 
-/// The attempts of one claim that may have taken the lock, as far as is known. Each has a way of its own: nothing is
-/// known of the order in which the server carries out what goes over different connections. An attempt whose
-/// connection broke stays in flight until the claim is withdrawn: a server may carry it out at any time, and an attempt
-/// that adopts its grant must not count on more fences than it reserved.
+/// The attempts of one claim that may have taken the lock, as far as is known. Each goes by a way of its own: the order
+/// in which the server carries out what goes over different connections is not known. An attempt whose connection broke
+/// stays in flight until the claim is withdrawn: a server may carry it out at any time, and an attempt that adopts its
+/// grant must not count on more fences than it reserved.
 #[derive(Default)]
 pub(super) struct Attempts(InFlight<Arc<Progress>>);
 
 impl Attempts {
-    /// Whether none may have taken the lock, or will: the next attempt cannot find the claim's own token, and may
-    /// reserve several fences.
+    /// Returns `true` if none may have taken the lock, or will: the next attempt cannot find the claim's own token, and
+    /// may reserve several fences.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether the server has nothing of them, now that those which were not sent never will be.
+    /// Returns `true` if the server has nothing of them, now that those which were not sent never will be.
     pub(super) fn is_clean(&self) -> bool {
+        // Cancelling makes it certain: what was not sent by now never will be.
         !self.0.has_unread() && self.0.ways().all(|attempt| attempt.try_cancel())
     }
 
     /// Looks for those that have ended since the last attempt. Those that were not sent never will be.
     pub(super) fn look(&mut self) {
+        // Before the next attempt begins, since `over_if` must not be called while one is under way.
         self.0.settle_if(|attempt| attempt.try_cancel());
         self.0.over_if(|attempt| attempt.is_settled());
     }
@@ -47,7 +56,7 @@ impl Attempts {
     pub(super) fn answered<T>(&mut self, attempt: &Arc<Progress>, answer: &Result<T, Failure>) {
         match answer {
             Ok(_) => self.0.answered(attempt),
-            // What was sent and never answered may arrive, whatever the failure says.
+            // An attempt that was sent and never answered may arrive, whatever the failure says.
             Err(failure) if failure.kind() != ErrorKind::Unknown && attempt.will_not_arrive() => {
                 self.0.took_nothing(attempt);
             }
@@ -55,17 +64,19 @@ impl Attempts {
         }
     }
 
-    /// Waits a little for the outcomes, before a withdrawal. What is over then was carried out before the withdrawal,
-    /// or never will be; what was sent too long ago left nothing that has not ended by itself.
+    /// Waits a little for the outcomes, before a withdrawal. An attempt that is over then was carried out before the
+    /// withdrawal, or never will be. Whatever was sent too long ago has ended by itself.
     ///
     /// # Cancel safety
     ///
     /// May be dropped and called again.
     pub(super) async fn end(&mut self, lease: Duration) {
+        // First those that are unsent, which need no waiting: from here on no connection takes them up.
         self.0.settle_if(|attempt| attempt.try_cancel());
         for attempt in self.0.ways() {
             let _ = within(OUTCOME, attempt.ended()).await;
         }
+        // Over, and not settled: their answers were not read, and the withdrawal is to remove what they took.
         self.0.over_if(|attempt| attempt.is_over(lease));
     }
 

@@ -1,4 +1,5 @@
-//! The attempts of a claim on what several may hold, of a writer who found such, and of one that waits for its turn.
+//! The attempts by a transaction: of a claim on a share, of a writer that found shares, and of a claim that waits for
+//! its turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +18,10 @@ use crate::rows::steps::{LeaveShare, LookInLine, ReleaseShare, TakeShare};
 use crate::stored;
 
 impl<S: LeaseTable> RowClaim<S> {
-    /// One attempt, as one transaction of the server's.
+    /// Makes one attempt, as one transaction of the server.
     pub(super) async fn attempt_share(&mut self) -> Result<Attempt, Failure> {
         self.since = Instant::now();
+        // Several fences only where no earlier attempt can have taken the lock with one.
         let fresh = self.in_flight.is_empty();
         let fences = if fresh && self.request.mode == Mode::Exclusive { self.reserves } else { 1 };
         let step = TakeShare(ShareAsk::new(&self.request, fences, self.stand()));
@@ -31,12 +33,13 @@ impl<S: LeaseTable> RowClaim<S> {
             ShareTaken::Granted(fence) => {
                 (self.held, self.listener, self.keeps_out) = (Some(connections.hold()), None, false);
                 self.place = Place::default();
+                // A late attempt may still leave a preference or a place: then a release has to look for these too.
                 self.shared = self.request.mode != Mode::Exclusive || !self.in_flight.is_empty();
                 Ok(Attempt::Granted(stored::grant(self.request.lease, fence, fences)))
             }
             ShareTaken::Busy { holder, free_in, prefers, place } => {
                 self.contended = true;
-                // Until it is granted or withdrawn: the row that says so stays when the others have gone.
+                // Until it is granted or withdrawn: its row stays when the others have gone.
                 self.keeps_out |= prefers;
                 self.seen = holder.as_ref().and_then(|holder| holder.fence);
                 let mut busy = stored::busy(holder, Some(free_in));
@@ -44,6 +47,7 @@ impl<S: LeaseTable> RowClaim<S> {
                 Ok(Attempt::Busy(busy))
             }
             ShareTaken::Elsewhere => Ok(self.is_elsewhere()),
+            // A take-over is for what was left: where the key is used in another way by now, there is nothing for it.
             ShareTaken::Conflict(_) if self.request.takes_over.is_some() => {
                 Ok(Attempt::Busy(Busy::default()))
             }
@@ -51,13 +55,13 @@ impl<S: LeaseTable> RowClaim<S> {
         }
     }
 
-    /// The key is of sessions or locked rows, where nothing can be taken over.
+    /// Answers that the key is of sessions or locked rows, where nothing can be taken over.
     pub(super) fn is_elsewhere(&mut self) -> Attempt {
         self.elsewhere = self.request.takes_over.is_none();
         Attempt::Busy(Busy::default())
     }
 
-    /// Others use the key in this way.
+    /// Reports that others use the key in this way.
     pub(super) fn conflict(&self, other: Mode) -> Failure {
         let what = || Failure::unavailable("the key is used in another way");
         self.request.mode.conflict(&other).unwrap_or_else(what)
@@ -71,7 +75,7 @@ impl<S: LeaseTable> RowClaim<S> {
         Ok(if left { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
     }
 
-    /// Takes away what this claim has, its preference, and its place in line.
+    /// Removes what this claim has, its preference, and its place in line.
     pub(super) async fn release_share(&self) -> Result<Withdrawal, Failure> {
         let request = &self.request;
         let step = ReleaseShare(request.key.clone(), request.token, request.fair);
@@ -81,6 +85,7 @@ impl<S: LeaseTable> RowClaim<S> {
 
     /// Makes one attempt of a claim that is to have its turn, in a request of its own once it has to stand in line.
     pub(super) async fn attempt_in_line(&mut self) -> Result<Attempt, Failure> {
+        // Cheapest first: no request, then a question, then the transaction that also keeps the place.
         if self.place.pauses() {
             return Ok(Attempt::Busy(Busy::default()));
         }
@@ -90,20 +95,20 @@ impl<S: LeaseTable> RowClaim<S> {
         self.attempt_share().await
     }
 
-    /// What the claim says of its place.
+    /// Returns what the claim says of its place.
     pub(super) fn stand(&self) -> Option<Stand> {
         let request = &self.request;
         (request.fair && request.mode == Mode::Exclusive)
             .then_some(Stand { waits: request.waits, known: self.place.number })
     }
 
-    /// The answer to an attempt, where that can be told without writing: the place is kept for long enough, and it is
-    /// not its turn.
+    /// Returns the answer to an attempt, where that can be found without writing: the place is kept for long enough,
+    /// and it is not its turn.
     async fn look_in_line(&mut self) -> Result<Option<Busy>, Failure> {
         let server = self.rows.connections.server();
         let (Some(number), true) = (self.place.number, self.in_flight.is_empty()) else { return Ok(None) };
         if server.releases().is_some() {
-            // It asks seldom, and each time keeps its place.
+            // Notified claims ask seldom, and keep their place with each attempt.
             return Ok(None);
         }
         let step = LookInLine(self.request.key.clone(), self.request.token, number);
@@ -111,6 +116,7 @@ impl<S: LeaseTable> RowClaim<S> {
         let seen = connections.within(Kind::Ordinary, step, self.request.request_timeout).await;
         let Some(seen) = seen.map_err(unchanged)? else { return Ok(None) };
         let place = Place::of(number, seen.before, false);
+        // Half of the time in which the place is kept is left for the write.
         if seen.is_free && seen.before <= 0 || seen.kept < place.kept() / 2 {
             return Ok(None);
         }
@@ -119,7 +125,7 @@ impl<S: LeaseTable> RowClaim<S> {
         Ok(Some(stored::busy(seen.holder, left)))
     }
 
-    /// Takes note of the place that an attempt has come to.
+    /// Notes the place that an attempt has come to.
     pub(super) fn stands(&mut self, place: Option<(i64, i64)>, busy: &mut Busy) {
         let Some((number, before)) = place else { return };
         let is_told = self.rows.connections.server().releases().is_some();

@@ -21,7 +21,7 @@ const fn container(start: i64) -> Boot {
     Boot { id: None, start }
 }
 
-/// The name to use where `stored` is noted, and whether it is noted that this is in doubt.
+/// Returns the name to use where `stored` is noted, and whether it is noted that this is in doubt.
 fn named(boot: &Boot, stored: &str, is_used: bool) -> (String, bool) {
     let name = boot.name(stored.as_bytes(), |_| is_used).unwrap();
     assert_eq!(BootName::parse(&name.to_bytes()), name);
@@ -44,7 +44,7 @@ fn a_container_keeps_the_name_that_a_living_process_uses_or_that_is_of_the_same_
         assert_eq!(named(&container(start), &format!("a;{START}"), false), ("a".into(), false));
         assert_eq!(named(&kernel("b", start), &format!("~a;{START}"), false), ("~a".into(), false));
     }
-    // What is noted of the start follows the clock while somebody who knows better is alive.
+    // The start that is noted follows the clock while a process that knows better is alive.
     let moved = container(START).name(b"~a;1;2", |_| true).unwrap();
     assert_eq!(moved, BootName { name: b"~a".into(), start: Some(START), doubted: Some(2) });
 }

@@ -23,6 +23,7 @@ pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> R
     if claims.iter().any(|claim| claim.request.mode != Mode::Exclusive || claim.request.fair) {
         return Ok(BatchAttempt::Separately);
     }
+    // First all steps without a caller, so that the writers below are known.
     for claim in claims.iter_mut() {
         claim.settle().await;
     }
@@ -34,12 +35,15 @@ pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> R
         if !Arc::ptr_eq(&same, &database) {
             return Err(Failure::unavailable("the database was replaced; it is tried again"));
         }
+        // An attempt in flight must come first on its writer, and the statement can go by one only.
         if other != writer {
             return Ok(BatchAttempt::Separately);
         }
         database.may_grant(claim.request.lease)?;
     }
     let list = list(claims);
+    // Writing first: a batch that is free costs one statement. Which key was busy is looked up only when it was
+    // refused.
     match take(claims, &database, writer, &list, until).await? {
         Some(grants) => Ok(BatchAttempt::Granted(grants)),
         None => {
@@ -49,7 +53,7 @@ pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> R
     }
 }
 
-/// The grants, or `None` when somebody else has one of them.
+/// Takes the rows. Returns the grants, or `None` when one of them is held.
 async fn take(
     claims: &mut [&mut SqliteClaim],
     database: &Database,
@@ -57,8 +61,9 @@ async fn take(
     list: &str,
     until: Until,
 ) -> Result<Option<Vec<Grant>>, Failure> {
-    let (mut turn, lane) = database.connections.writer(writer, until).await?;
-    claims.iter_mut().for_each(|claim| claim.in_flight.begin(lane));
+    let (mut turn, slot) = database.connections.writer(writer, until).await?;
+    // All of them are in flight, since the statement may be carried out without its caller.
+    claims.iter_mut().for_each(|claim| claim.in_flight.begin(slot));
     let answer = turn
         .run(until, |now| {
             sqlx::query(database.statements.batch.take.clone())
@@ -77,15 +82,16 @@ async fn take(
         Ok(fences) => fences,
         Err(error) => {
             let failure = classify(error, database.connections.path());
+            // A failure that certainly changed nothing leaves the claims as they were.
             if failure.kind() != ErrorKind::Unknown {
-                claims.iter_mut().for_each(|claim| claim.in_flight.took_nothing(&lane));
+                claims.iter_mut().for_each(|claim| claim.in_flight.took_nothing(&slot));
             }
             return Err(failure);
         }
     };
     if fences.is_empty() {
         // Nothing was taken now; what an earlier attempt took stays open.
-        claims.iter_mut().for_each(|claim| claim.in_flight.took_nothing(&lane));
+        claims.iter_mut().for_each(|claim| claim.in_flight.took_nothing(&slot));
         return Ok(None);
     }
     let grants = claims.iter_mut().map(|claim| {
@@ -95,14 +101,15 @@ async fn take(
     });
     let grants = grants.collect::<Option<Vec<_>>>();
     let grants = grants.ok_or_else(|| Failure::unknown("the database did not answer for all locks"))?;
+    // Only when every claim has its grant: otherwise all stay in flight, and are withdrawn.
     for claim in claims.iter_mut() {
-        claim.in_flight.answered(&lane);
+        claim.in_flight.answered(&slot);
         claim.held = true;
     }
     Ok(Some(grants))
 }
 
-/// Which one somebody else has. When nobody has any by now, the first is to be tried again at once.
+/// Returns which one is held. If none is any more, the first is to be tried again at once.
 async fn busy(database: &Database, list: &str, until: Until) -> Result<(usize, Busy), Failure> {
     let failed = |error| unchanged(classify(error, database.connections.path()));
     let mut turn = database.connections.reader(until).await?;
@@ -131,7 +138,7 @@ async fn busy(database: &Database, list: &str, until: Until) -> Result<(usize, B
     Ok((usize::try_from(place).unwrap_or(0), busy))
 }
 
-/// A JSON array of `[key, token, lease in nanoseconds, holder]`, all but the lease in hexadecimal.
+/// Makes a JSON array of `[key, token, lease in nanoseconds, holder]`, all but the lease in hexadecimal.
 fn list(claims: &[&mut SqliteClaim]) -> String {
     let mut list = String::with_capacity(claims.len() * 256);
     for claim in claims {

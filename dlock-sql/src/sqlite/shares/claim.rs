@@ -1,4 +1,4 @@
-//! A claim on a lock that several may hold: a reader's, one of permits, or one of a writer who found such.
+//! The claim on a lock that several may hold: a reader's, one on permits, or that of a writer that found shares.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -20,16 +20,16 @@ use crate::sqlite::statements::shares::{beyond, common, own};
 use crate::sqlite::time;
 use crate::stored;
 
-/// What an attempt came to.
+/// The outcome of an attempt.
 enum Taken {
     Granted(Grant),
-    /// It keeps newcomers out from now on, where that is said.
+    /// Busy; whether the claim keeps newcomers out from now on, and its place.
     Busy(Busy, bool, Place),
     Conflict(Mode),
 }
 
 impl SqliteClaim {
-    /// One attempt, as one transaction.
+    /// Makes one attempt, as one transaction.
     pub(in crate::sqlite) async fn attempt_share(
         &mut self,
         database: &Arc<Database>,
@@ -39,15 +39,18 @@ impl SqliteClaim {
         let used = Arc::new(OnceLock::new());
         let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
         let (of_claim, fresh) = ((self.reserves, self.place.number), self.in_flight.is_empty());
+        // As a task of its own: a transaction that was begun must be ended whatever becomes of the caller, or the
+        // writer would stay in it.
         let step = async move {
-            let (mut turn, lane) = database.connections.writer(writer, until).await?;
-            let _ = noted.set(lane);
+            let (mut turn, slot) = database.connections.writer(writer, until).await?;
+            let _ = noted.set(slot);
             let taken = take(&database, &mut turn, &request, of_claim, fresh, until).await;
             drop(turn);
             taken.map_err(|error| classify(error, database.connections.path()))
         };
         match self.detached(&used, step).await? {
             Taken::Granted(grant) => {
+                // Everything on the writer came before this answer.
                 self.in_flight.clear();
                 (self.held, self.keeps_out) = (true, false);
                 self.place = Place::default();
@@ -55,10 +58,10 @@ impl SqliteClaim {
             }
             Taken::Busy(busy, keeps_out, place) => {
                 self.in_flight.clear();
-                // Until it is granted or withdrawn: the row that says so stays when the others have gone.
+                // Until it is granted or withdrawn: its row stays when the others have gone.
                 self.keeps_out |= keeps_out;
                 self.place = place;
-                // Nobody passes on what several hold, and so nobody has to know who waits for it.
+                // A lock that several hold is not passed on, and so no holder has to know of a waiter.
                 self.seen = busy.holder.as_ref().and_then(|holder| holder.fence);
                 self.noted = self.seen;
                 Ok(Attempt::Busy(busy))
@@ -79,6 +82,7 @@ async fn take(
     fresh: bool,
     until: Until,
 ) -> Result<Taken, sqlx::Error> {
+    // Begins by locking the file: all that is read below stays as it is until the commit.
     let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
     let (key, token, now) = (&request.key, &request.token, time::now());
     let mut state = State::read(database, &mut writing, key, Some(token), now).await?;
@@ -87,6 +91,7 @@ async fn take(
     let answer = match &request.takes_over {
         None => state.rules.attempt(&asked, state.at(), share),
         Some(left) => {
+            // First what the claim has itself, by an attempt whose answer was lost; only then what was left for it.
             if state.rules.holder(token, state.at()).is_none() {
                 state = State::read(database, &mut writing, key, Some(left), now).await?;
             }
@@ -110,6 +115,7 @@ async fn take(
             busy.holder = holder.map(Box::new);
             let mut stands = Place::default();
             if request.fair && request.waits {
+                // The place last: it is written only where the rules have refused the claim.
                 let known = (place, !fresh);
                 let of = (key, token);
                 (stands, busy.requeued) = line::stand(database, &mut writing, of, known, &state).await?;
@@ -120,7 +126,7 @@ async fn take(
         Answer::Granted(granted) => {
             write_grant(database, &mut writing, request, (&state, granted)).await?;
             let grant = Grant::new(Validity::Lease(request.lease)).with_reserved(granted.reserved);
-            // One below zero was never given, and is none.
+            // A fence below zero was never given, and is none.
             let fence = Some(granted.fence).filter(|fence| fence.get() > 0);
             Taken::Granted(fence.into_iter().fold(grant, Grant::with_fence))
         }
@@ -129,7 +135,7 @@ async fn take(
     Ok(taken)
 }
 
-/// Writes what was granted.
+/// Writes a grant.
 async fn write_grant(
     database: &Database,
     on: &mut SqliteConnection,
@@ -139,11 +145,13 @@ async fn write_grant(
     let (key, token) = (&request.key, &request.token);
     let held = state.rules.holder(token, state.at());
     let is_alone = held.is_some_and(|held| held.mode == Mode::Exclusive);
+    // In this order: what ends with the grant goes first, so that nothing of it counts in the rows that are written
+    // after.
     if let Some(left) = &request.takes_over {
         delete(database, &mut *on, own(key, left)).await?;
     }
     if !granted.adopted && (is_alone || !state.is_shared()) {
-        // What is left of earlier ones, also of a semaphore.
+        // Rows of earlier holders, also of a semaphore.
         clear(database, &mut *on, key).await?;
     }
     if is_alone && request.fair {
@@ -178,13 +186,14 @@ impl SqliteClaim {
         let used = Arc::new(OnceLock::new());
         let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
         let step = async move {
-            let (mut turn, lane) = database.connections.writer(writer, until).await?;
-            let _ = noted.set(lane);
+            let (mut turn, slot) = database.connections.writer(writer, until).await?;
+            let _ = noted.set(slot);
             let downgraded = downgrade(&database, &mut turn, &request, until).await;
             drop(turn);
             downgraded.map_err(|error| classify(error, database.connections.path()))
         };
         let downgraded = self.detached(&used, step).await;
+        // Only with an answer: otherwise the claim's rows are in either form.
         if downgraded.is_ok() {
             self.in_flight.clear();
         }
@@ -201,8 +210,8 @@ impl SqliteClaim {
         let used = Arc::new(OnceLock::new());
         let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
         let step = async move {
-            let (mut turn, lane) = database.connections.writer(writer, until).await?;
-            let _ = noted.set(lane);
+            let (mut turn, slot) = database.connections.writer(writer, until).await?;
+            let _ = noted.set(slot);
             let left = leave(&database, &mut turn, &request, (taken_for, until)).await;
             drop(turn);
             left.map_err(|error| classify(error, database.connections.path()))
@@ -210,7 +219,7 @@ impl SqliteClaim {
         self.detached(&used, step).await
     }
 
-    /// Takes away what this claim has, and its preference, as one transaction.
+    /// Removes what this claim has, and its preference, as one transaction.
     pub(in crate::sqlite) async fn release_share(
         &mut self,
         database: &Arc<Database>,
@@ -221,8 +230,8 @@ impl SqliteClaim {
         let (noted, database, request) = (Arc::clone(&used), Arc::clone(database), self.request.clone());
         let place = self.place.number;
         let step = async move {
-            let (mut turn, lane) = database.connections.writer(writer, until).await?;
-            let _ = noted.set(lane);
+            let (mut turn, slot) = database.connections.writer(writer, until).await?;
+            let _ = noted.set(slot);
             let released = release(&database, &mut turn, &request, place, until).await;
             drop(turn);
             released.map_err(|error| classify(error, database.connections.path()))
@@ -246,7 +255,7 @@ async fn downgrade(
         // The reply of an earlier request was lost.
         Downgraded::Before => {}
         Downgraded::Now => {
-            // What is left of earlier readers and semaphores would count again.
+            // Rows of earlier readers and semaphores would count again.
             clear(database, &mut writing, key).await?;
             if let Some(entry) = state.rules.entry_mut(token) {
                 entry.detail = stored::share_line(Mode::Shared, &entry.detail);
@@ -268,6 +277,7 @@ async fn leave(
     let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
     let (key, token, left, now) = (&request.key, &request.token, request.token.left_behind(), time::now());
     let mut state = State::read(database, &mut writing, key, Some(&left), now).await?;
+    // An earlier request may have left it: it stands under the other token then.
     let is_left = state.rules.holder(&left, state.at()).is_some();
     if !is_left {
         state = State::read(database, &mut writing, key, Some(token), now).await?;
@@ -300,12 +310,15 @@ async fn release(
 ) -> Result<Withdrawal, sqlx::Error> {
     let mut writing = turn.begin_writing(&database.statements.shares.lock, until).await?;
     let (key, token, now) = (&request.key, &request.token, time::now());
+    // The place first, so that the state below is that of the waiters that are left.
     if request.fair {
         line::leave(database, &mut writing, (key, token), place).await?;
     }
     let mut state = State::read(database, &mut writing, key, Some(token), now).await?;
     delete(database, &mut writing, own(key, token)).await?;
     let withdrawn = state.rules.withdraw(token, state.at());
+    // A share changes the row of the key too, whose lease is the longest of all; a preference only what they have in
+    // common.
     if withdrawn.entry.is_some() {
         let line = state.last_line().to_owned();
         state.write(database, &mut writing, (key, token), line).await?;

@@ -1,4 +1,4 @@
-//! What stands in the rows of a key that several may hold.
+//! The state of a key that several may hold, by its rows.
 
 use std::time::Duration;
 
@@ -20,12 +20,11 @@ pub(in crate::sqlite) struct State {
     /// The highest fence of all rows that were deleted.
     mark: i64,
     main: Option<Main>,
-    /// Whether there is a row of what all have in common.
+    /// Is `true` if there is a row of what all have in common.
     has_common: bool,
-    /// Of those who hold the key together, the one whose token was asked for; all others as a sum. What is stored of a
-    /// holder beside that is its line.
+    /// The holder whose token was asked for; all others as a sum. What is stored of a holder beside that is its line.
     pub(super) rules: KeyState<String>,
-    /// Who is first of those who wait in order.
+    /// The first of those that wait in order.
     first_in_line: Option<First>,
 }
 
@@ -35,7 +34,7 @@ struct Main {
     fence: i64,
     expires: i64,
     holder: String,
-    /// Whether somebody has it, alone or not.
+    /// Is `true` if it is held, alone or not.
     is_held: bool,
 }
 
@@ -55,7 +54,7 @@ pub(in crate::sqlite) fn later(at: i64, by: Duration) -> i64 {
 }
 
 impl State {
-    /// Reads it. `token` is that of the one who asks.
+    /// Reads the rows. `token` is that of the claim that asks.
     pub(super) async fn read(
         database: &Database,
         on: &mut SqliteConnection,
@@ -104,7 +103,7 @@ impl State {
             rules = rules.with_preference(preferred);
         }
         if !state.is_shared() {
-            // Whatever else stands there is of earlier holders.
+            // All else that stands there is of earlier holders.
             let alone = state.main.as_ref().filter(|main| main.is_held).map(Main::to_entry);
             state.rules = alone.into_iter().fold(rules, KeyState::with_holder);
             return Ok(state);
@@ -132,24 +131,24 @@ impl State {
         Ok(state)
     }
 
-    /// Who is first of those who wait in order.
+    /// Returns the first of those that wait in order.
     pub(in crate::sqlite) const fn first(&self) -> Option<&First> {
         self.first_in_line.as_ref()
     }
 
-    /// Whether several hold it, or it is remembered as a semaphore.
+    /// Returns `true` if several hold it, or it is remembered as a semaphore.
     pub(super) fn is_shared(&self) -> bool {
         self.main.as_ref().is_some_and(|main| main.is_held && main.token.as_deref() == Some(&SHARED))
     }
 
-    /// Who has it alone.
+    /// Returns the holder of a lock that is held alone.
     pub(super) fn exclusive(&self, now: i64) -> Option<Holder> {
         let main = self.main.as_ref().filter(|main| main.is_held && !self.is_shared())?;
         let left = Duration::from_nanos(main.expires.saturating_sub(now).max(0).unsigned_abs());
         Some(stored::holder(&main.holder, main.fence, left))
     }
 
-    /// The moment for which the rows were read.
+    /// Returns the moment for which the rows were read.
     pub(super) fn at(&self) -> Timestamp {
         timestamp(self.now)
     }
@@ -158,27 +157,27 @@ impl State {
         self.rules.permits(self.at())
     }
 
-    /// The least fence of the next grant.
+    /// Returns the least fence of the next grant.
     pub(super) fn least_fence(&self) -> Fence {
         Fence::new(time::wall_micros().max(self.mark.saturating_add(1)).max(1).unsigned_abs())
     }
 
-    /// The fence in the row of the key, which is that of the last grant.
+    /// Returns the fence in the row of the key, which is that of the last grant.
     fn last_fence(&self) -> i64 {
         self.main.as_ref().map_or(0, |main| main.fence)
     }
 
-    /// Until when the row of the key is taken.
+    /// Returns until when the row of the key is taken.
     fn until(&self) -> i64 {
         self.main.as_ref().map_or(self.now, |main| main.expires)
     }
 
-    /// The line about the one who was granted last.
+    /// Returns the line about the holder that was granted last.
     pub(super) fn last_line(&self) -> &str {
         self.main.as_ref().map_or("", |main| &main.holder)
     }
 
-    /// Writes the state of a key that somebody holds alone from now on.
+    /// Writes the state of a key that is held alone from now on.
     pub(super) async fn write_alone(
         &self,
         database: &Database,
@@ -192,8 +191,8 @@ impl State {
         put(database, on, name, Some(token.as_bytes()), (number(last), expires), line).await
     }
 
-    /// Writes the state of a key that several hold, or nobody: the row of the key, with the line about the one who was
-    /// granted last, what all have in common, and the share of this token.
+    /// Writes the state of a key that several hold, or none: the row of the key, with the line about the holder that
+    /// was granted last, what all have in common, and the share of this token.
     pub(super) async fn write(
         &self,
         database: &Database,

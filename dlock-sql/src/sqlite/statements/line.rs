@@ -1,4 +1,4 @@
-//! The rows of those who wait for a lock in order: their keys, and the statements on them.
+//! The rows of claims that wait for a lock in order: their keys, and the statements on them.
 
 use dlock_core::backend::shares::QueueEntry;
 use dlock_core::{Key, Token};
@@ -8,11 +8,12 @@ use crate::sqlite::time;
 use crate::table::TableName;
 use crate::text::sql;
 
-/// What begins the keys of these rows, which no text begins with, and what follows the key there.
+/// The first byte of the keys of these rows, with which no text begins.
 const LINE: u8 = 0xfc;
+/// The byte that follows the key there.
 const END: u8 = 0xfe;
 
-/// What is lower than the keys of all places, and what is higher.
+/// Returns a key that is lower than those of all places, and a key that is higher.
 pub(in crate::sqlite) fn bounds(key: &Key) -> [Vec<u8>; 2] {
     [END, END + 1].map(|end| [&[LINE], key.as_str().as_bytes(), &[end]].concat())
 }
@@ -23,7 +24,7 @@ pub(in crate::sqlite) fn row(key: &Key, place: i64) -> Vec<u8> {
     name
 }
 
-/// Whether somebody has a place, in a statement where these are the bounds, the boot and now.
+/// Returns the condition that a claim has a place, in a statement where these are the bounds, the boot and now.
 pub(in crate::sqlite) fn exists(table: &TableName, [low, high, boot, now]: [&str; 4]) -> String {
     format!(
         r#"EXISTS (SELECT 1 FROM "{table}" AS line WHERE line.key > {low} AND line.key < {high}
@@ -39,12 +40,12 @@ pub(in crate::sqlite) struct LineStatements {
     pub(in crate::sqlite) last: SqlStr,
     /// key, boot, expiry, holder: keeps a place.
     pub(in crate::sqlite) keep: SqlStr,
-    /// key, holder: gives one up.
+    /// key, holder: gives a place up.
     pub(in crate::sqlite) leave: SqlStr,
     /// key below, key that is the last: deletes places.
     pub(in crate::sqlite) clear: SqlStr,
     /// key of the lock, key of the place, bounds, boot, now, holder: the row of the lock, until when the place is kept,
-    /// and who is first.
+    /// and the first in line.
     pub(in crate::sqlite) look: SqlStr,
 }
 
@@ -72,8 +73,8 @@ impl LineStatements {
     }
 }
 
-/// The first in line, as [`First::parse`] reads it, in a statement where these are the bounds, the boot, now, and who
-/// asks, who is alive in any case.
+/// Returns the query for the first in line, as [`First::parse`] reads it, in a statement where these are the bounds,
+/// the boot, now, and the token that asks, whose waiter is alive in any case.
 pub(in crate::sqlite) fn first_of(table: &TableName, [low, high, boot, now, asking]: [&str; 5]) -> String {
     format!(
         r#"(SELECT fence || ' ' || expires || ' ' || holder FROM "{table}" WHERE key > {low} AND key < {high}
@@ -84,7 +85,7 @@ pub(in crate::sqlite) fn first_of(table: &TableName, [low, high, boot, now, aski
 /// The first in line.
 pub(in crate::sqlite) struct First {
     pub(in crate::sqlite) place: i64,
-    /// Until when its place is kept if nothing is heard of it.
+    /// The moment until which its place is kept if its waiter is silent.
     pub(in crate::sqlite) until: i64,
     token: String,
 }
@@ -105,7 +106,7 @@ impl First {
         self.token == token.to_hex()
     }
 
-    /// How many are before this place, at the most.
+    /// Returns the largest possible number of waiters before this place.
     pub(in crate::sqlite) fn before(&self, place: i64) -> u32 {
         u32::try_from(place.saturating_sub(self.place)).unwrap_or(u32::MAX)
     }

@@ -8,55 +8,55 @@ use crate::stored::SHARED;
 use crate::table::TableName;
 use crate::text::sql;
 
-/// What begins the keys of the rows beside a key, which no text begins with.
+/// The first byte of the keys of the rows beside a key, with which no text begins.
 const BESIDE: u8 = 0xfd;
-/// What follows the key there.
+/// The byte that follows the key there.
 const END: u8 = 0xfe;
 
-/// The key of the row that all have in common.
+/// Returns the key of the row that all have in common.
 pub(in crate::sqlite) fn common(key: &Key) -> Vec<u8> {
     [&[BESIDE], key.as_str().as_bytes(), &[END]].concat()
 }
 
-/// The key of the row of one of them.
+/// Returns the key of the row of one of them.
 pub(in crate::sqlite) fn own(key: &Key, token: &Token) -> Vec<u8> {
     [&common(key), token.as_bytes().as_slice()].concat()
 }
 
-/// What is higher than the keys of all of them.
+/// Returns a key that is higher than those of all of them.
 pub(in crate::sqlite) fn beyond(key: &Key) -> Vec<u8> {
     [&[BESIDE], key.as_str().as_bytes(), &[END + 1]].concat()
 }
 
-/// The key that a row is beside of; and whether it is the one that all have in common.
+/// Returns the key that a row is beside of, and whether all have that row in common.
 pub(in crate::sqlite) fn parse(bytes: &[u8]) -> Option<(&str, bool)> {
     let rest = bytes.strip_prefix(&[BESIDE])?;
     let end = rest.iter().position(|byte| *byte == END)?;
     Some((std::str::from_utf8(&rest[..end]).ok()?, end + 1 == rest.len()))
 }
 
-/// The statements. A list is as in those that renew, with how long the row of the key is kept
-/// and the key of what is extended after that.
+/// The statements. A list is as in those that renew, with how long the row of the key is kept and the key of what is
+/// extended after that.
 #[derive(Debug)]
 pub(in crate::sqlite) struct ShareStatements {
-    /// Changes nothing, and lets nobody else write.
+    /// Changes nothing, and keeps all others from writing.
     pub(in crate::sqlite) lock: SqlStr,
-    /// key, key of what is in common, key of ours, what is higher than all keys, boot, now, bounds of the line, who
-    /// asks: the state, with all shares but ours as a sum.
+    /// key, key of what is in common, key of the claim's share, a key that is higher than all, boot, now, bounds of the
+    /// line, the token that asks: the state, with all shares but that one as a sum.
     pub(in crate::sqlite) state: SqlStr,
     /// key, token, fence, boot, expiry, holder: writes a row.
     pub(in crate::sqlite) put: SqlStr,
-    /// key: deletes a row, and gives its boot and expiry.
+    /// key: deletes a row.
     pub(in crate::sqlite) delete: SqlStr,
-    /// key of what is in common, what is higher than all keys: deletes that row and those between.
+    /// key of what is in common, a key that is higher than all: deletes that row and those between.
     pub(in crate::sqlite) clear: SqlStr,
-    /// key of what is in common, what is higher than all keys, boot, now: the rows between, the first to end first.
+    /// key of what is in common, a key that is higher than all, boot, now: the rows between, the first to end first.
     pub(in crate::sqlite) all: SqlStr,
     /// now, list, boot: keeps the rows of keys that several hold.
     pub(in crate::sqlite) keep: SqlStr,
-    /// now, list, boot: extends what is ours.
+    /// now, list, boot: extends the leases that are still in place.
     pub(in crate::sqlite) renew: SqlStr,
-    /// now, list, boot: the places in the list of what is ours.
+    /// now, list, boot: the places in the list of the leases that are still in place.
     pub(in crate::sqlite) ours: SqlStr,
 }
 

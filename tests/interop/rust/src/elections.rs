@@ -1,4 +1,4 @@
-//! One leader of dlock's candidates and Curator's leader latches.
+//! One leader of dlock's candidates and Curator's leader latches, or the elections of etcd's Go client.
 
 use std::time::{Duration, Instant};
 
@@ -40,11 +40,39 @@ pub(crate) async fn seen(scene: &Scene) -> Result<String> {
     Ok(format!("{theirs} and {ours:?}, the next one within {took:.2?}"))
 }
 
+/// As [`seen`], where the other side is the Election of etcd's Go client, which also tells an observer of each leader.
+pub(crate) async fn observed(scene: &Scene) -> Result<String> {
+    let act = scene.act(LEASE)?;
+    let (mut rust, mut go) = act.pair().await?;
+    let mut observer = act.worker("go").await?;
+    observer.ask("observe seen_leader").await?;
+    go.ask("acquire latch seen_leader").await?;
+    let theirs = observer.ask("observed seen_leader go-").await?;
+    let seen = rust.ask("leader seen_leader").await?;
+    rust.tell("acquire latch seen_leader").await?;
+    scene.listened_to("seen_leader", 1).await?;
+    let (left, _) = times(&go.ask("release latch seen_leader").await?)?;
+    let (_, led) = times(&rust.answer().await?)?;
+    ensure!(led > left, "both led");
+    let ours = observer.ask("observed seen_leader pid=").await?;
+    let asked = go.ask("leader seen_leader").await?;
+    ensure!(asked == ours && ours.contains("host="), "the observer saw {ours:?}, and {asked:?} leads");
+    go.tell("acquire latch seen_leader").await?;
+    scene.listened_to("seen_leader", 1).await?;
+    let (left, _) = times(&rust.ask("release latch seen_leader").await?)?;
+    let (_, leads) = times(&go.answer().await?)?;
+    ensure!(leads > left, "both led");
+    observer.ask("observed seen_leader go-").await?;
+    go.ask("release latch seen_leader").await?;
+    let took = Duration::from_nanos(led.saturating_sub(left).max(leads - left));
+    Ok(format!("{theirs}, for dlock {seen:?}, and {ours:?}, the next one within {took:.2?}"))
+}
+
 /// Four of each side lead in turn, and add to one counter while they do.
 pub(crate) async fn exclusion(scene: &Scene, each: usize) -> Result<String> {
     let act = scene.act(LEASE)?;
     let mut workers = Vec::new();
-    for side in ["rust", "java"].iter().cycle().take(8) {
+    for side in ["rust", scene.other()].iter().cycle().take(8) {
         workers.push(act.worker(side).await?);
     }
     for worker in &mut workers {
@@ -63,7 +91,7 @@ pub(crate) async fn exclusion(scene: &Scene, each: usize) -> Result<String> {
 /// Two of each side, of which one is killed again and again, for this long.
 pub(crate) async fn killed(scene: &Scene, length: Duration) -> Result<String> {
     let act = scene.act(SHORT_LEASE)?;
-    let sides = ["rust", "java", "java", "rust"];
+    let sides = ["rust", scene.other(), scene.other(), "rust"];
     let mut workers = Vec::new();
     for side in sides {
         workers.push(act.worker(side).await?);
@@ -91,7 +119,7 @@ pub(crate) async fn killed(scene: &Scene, length: Duration) -> Result<String> {
     let believed = overlap(&events);
     ensure!(believed.overlaps.is_empty(), "terms overlap: {:?}", believed.overlaps);
     let mut found = format!("{kills} killed, {} terms, 0 overlaps", believed.holds);
-    for side in ["rust", "java"] {
+    for side in ["rust", scene.other()] {
         let terms =
             events.iter().filter(|event| event.op == Op::Acquire && side_of(event.process) == side).count();
         ensure!(terms > 0, "nobody led in {side}");

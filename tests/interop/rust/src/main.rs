@@ -1,11 +1,12 @@
-//! Checks that services in Rust and in Java exclude and wake each other when dlock and Redisson, or dlock and Curator,
-//! lock the same name, and that the OpenTelemetry collector understands what dlock exports.
+//! Checks that services in Rust and in other languages exclude and wake each other when dlock and Redisson, Curator or
+//! etcd's Go client lock the same name, and that the OpenTelemetry collector understands what dlock exports.
 //!
 //! ```text
 //! cargo run --release -p dlock-interop              # all of it
 //! cargo run --release -p dlock-interop -- redis     # with Redisson
 //! cargo run --release -p dlock-interop -- cluster   # with Redisson on a cluster, in its default settings
 //! cargo run --release -p dlock-interop -- zookeeper # with Curator, kazoo and go-zookeeper
+//! cargo run --release -p dlock-interop -- etcd      # with etcd's own Go client
 //! cargo run --release -p dlock-interop -- rows      # with psycopg, by the functions for PostgreSQL
 //! cargo run --release -p dlock-interop -- rings     # locks that are handed on from process to process
 //! cargo run --release -p dlock-interop -- rings 30000 7 redis # so often, with this seed, on this store
@@ -13,9 +14,9 @@
 //! cargo run --release -p dlock-interop -- --full    # all of it, with a minute for each of what is done for a while
 //! ```
 //!
-//! With `--full` locks are handed on 100,000 times. Starts a `redis-server`, a cluster of them and a ZooKeeper, builds
-//! the Java worker with Maven, and runs worker processes of both sides. Where there is a Go toolchain, builds the
-//! collector and has the example `rooms` export to it.
+//! With `--full` locks are handed on 100,000 times. Starts a `redis-server`, a cluster of them, a ZooKeeper and an
+//! etcd, builds the Java worker with Maven, and runs worker processes of both sides. Where there is a Go toolchain,
+//! builds the collector and has the example `rooms` export to it.
 
 #![forbid(unsafe_code)]
 
@@ -56,11 +57,13 @@ async fn main() -> ExitCode {
             let redis = check_redis(mixed).await.and(check_cluster(mixed).await);
             let zookeeper = check_zookeeper(length, mixed).await;
             let rows = check_rows().await.and(check_rings(if full { FULL } else { SHORT }).await);
-            redis.and(zookeeper).and(rows).and(check_collector().await)
+            let etcd = check_etcd(length).await;
+            redis.and(zookeeper).and(etcd).and(rows).and(check_collector().await)
         }
         ["redis"] => check_redis(mixed).await,
         ["cluster"] => check_cluster(mixed).await,
         ["zookeeper"] => check_zookeeper(length, mixed).await,
+        ["etcd"] => check_etcd(length).await,
         ["rows"] => check_rows().await,
         ["rings"] => check_rings(if full { FULL } else { SHORT }).await,
         ["rings", hops, seed, store] => hand_on(hops, seed, store).await,
@@ -70,7 +73,7 @@ async fn main() -> ExitCode {
         ["collector"] => check_collector().await,
         ["worker", url, lease, process, _, history] => be_worker(url, lease, process, history).await,
         _ => Err(anyhow::anyhow!(
-            "write nothing, redis, cluster, zookeeper, rows, rings or collector after the name of this program"
+            "write nothing, redis, cluster, zookeeper, etcd, rows, rings or collector after the name of this program"
         )),
     };
     match outcome {
@@ -162,6 +165,29 @@ async fn check_zookeeper(length: Duration, mixed: Duration) -> Result<()> {
         "dlock and Curator's leader latches see the same leader" => elections::seen(&scene),
         "dlock and Curator's leader latches exclude each other" => elections::exclusion(&scene, 50),
         "dlock and Curator's leader latches have one leader while some are killed" => elections::killed(&scene, length),
+    }
+}
+
+async fn check_etcd(length: Duration) -> Result<()> {
+    if !collector::can_be_built().await {
+        println!("left out: etcd's own client needs Go 1.21 or later, see https://go.dev/dl");
+        return Ok(());
+    }
+    let scene = Scene::etcd().await?;
+    check! {
+        "without a lock the workers lose updates" => checks::control(&scene),
+        "dlock and Go's Mutex exclude each other and wait in one line" => checks::in_line(&scene, 100),
+        "dlock and Go's Mutex wait behind each other" => one_queue::behind_each_other(&scene),
+        "dlock and Go's Mutex share one queue" => one_queue::all_at_once(&scene, length),
+        "a release by either side wakes a waiter of the other" => checks::wakes(&scene),
+        "a killed holder in Go is taken over in Rust" => checks::take_over(&scene, "go"),
+        "a killed holder in Rust is taken over in Go" => checks::take_over(&scene, "rust"),
+        "a lock whose key is deleted in Go is lost in Rust" => checks::forced(&scene, 0.5),
+        "Go's Mutex waits for a key that stays taken after its release" => checks::left(&scene),
+        "dlock's readers and Go's Mutex exclude each other" => mixed::readers_beside(&scene),
+        "dlock and Go's Election see the same leader, and an observer sees each" => elections::observed(&scene),
+        "dlock and Go's Election exclude each other" => elections::exclusion(&scene, 50),
+        "dlock and Go's Election have one leader while some are killed" => elections::killed(&scene, length),
     }
 }
 

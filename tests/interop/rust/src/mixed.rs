@@ -159,3 +159,27 @@ pub(crate) async fn outlived(scene: &Scene, (held, wanted): (&str, &str)) -> Res
     }
     Ok(format!("after {longest:.2?} of a lease of {SHORT_LEASE:?} at the most"))
 }
+
+/// Readers of dlock and a lock of the other side, which has no readers.
+pub(crate) async fn readers_beside(scene: &Scene) -> Result<String> {
+    let act = scene.act(LEASE)?;
+    let (mut first, mut other) = act.pair().await?;
+    let mut second = act.worker("rust").await?;
+    let refused = async |peer: &mut Peer, kind: &str| {
+        let answer = peer.ask(&format!("try {kind} beside 300")).await?;
+        ensure!(answer == "false", "{kind} was granted beside another");
+        anyhow::Ok(())
+    };
+    first.ask("acquire read beside").await?;
+    second.ask("acquire read beside").await?;
+    refused(&mut other, "mutex").await?;
+    first.ask("release read beside").await?;
+    refused(&mut other, "mutex").await?;
+    second.ask("release read beside").await?;
+    other.ask("acquire mutex beside").await?;
+    refused(&mut first, "read").await?;
+    other.ask("release mutex beside").await?;
+    first.ask("acquire read beside").await?;
+    first.ask("release read beside").await?;
+    Ok("two readers at a time, none beside a lock of the other side".to_owned())
+}

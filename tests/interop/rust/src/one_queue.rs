@@ -1,4 +1,4 @@
-//! One queue of dlock, Curator, kazoo and go-zookeeper.
+//! One queue of dlock, Curator, kazoo and go-zookeeper; and one of dlock and etcd's Go client.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use dlock_interop::peer::{Peer, times};
 use dlock_testkit::checkers::{fence_order, overlap};
 use dlock_testkit::history::Op;
 
-use crate::scene::{SIDES, Scene, side_of};
+use crate::scene::{Scene, side_of};
 
 const LEASE: Duration = Duration::from_secs(30);
 /// How long one that does not wait may take from its node to its grant.
@@ -15,17 +15,18 @@ const NOT_WAITED: Duration = Duration::from_millis(50);
 /// Critical sections that a worker goes through at a time.
 const SECTIONS: usize = 10;
 
-/// Each of the four waits behind each other one.
+/// Each of the sides waits behind each other one.
 pub(crate) async fn behind_each_other(scene: &Scene) -> Result<String> {
     let act = scene.act(LEASE)?;
     let mut workers = Vec::new();
-    for side in SIDES {
+    let sides = scene.sides();
+    for &side in &sides {
         workers.push((side, act.worker(side).await?, act.worker(side).await?));
     }
     let mut pairs = 0;
-    for first in 0..SIDES.len() {
-        for second in (0..SIDES.len()).filter(|second| *second != first) {
-            let name = format!("{}_before_{}", SIDES[first], SIDES[second]);
+    for first in 0..sides.len() {
+        for second in (0..sides.len()).filter(|second| *second != first) {
+            let name = format!("{}_before_{}", sides[first], sides[second]);
             workers[first].1.ask(&format!("acquire mutex {name}")).await?;
             workers[second].2.tell(&format!("acquire mutex {name}")).await?;
             scene.listened_to(&name, 1).await?;
@@ -38,14 +39,15 @@ pub(crate) async fn behind_each_other(scene: &Scene) -> Result<String> {
             pairs += 1;
         }
     }
-    Ok(format!("{pairs} pairs of {}", SIDES.join(", ")))
+    Ok(format!("{pairs} pairs of {}", sides.join(", ")))
 }
 
-/// Two workers of each of the four on one lock, which all add to one counter for this long.
+/// Eight workers on one lock, as many of each side, which all add to one counter for this long.
 pub(crate) async fn all_at_once(scene: &Scene, length: Duration) -> Result<String> {
     let act = scene.act(LEASE)?;
     let mut workers = Vec::new();
-    for side in SIDES.iter().chain(&SIDES) {
+    let sides = scene.sides();
+    for side in sides.iter().cycle().take(8) {
         workers.push(act.worker(side).await?);
     }
     let end = Instant::now() + length;
@@ -71,7 +73,7 @@ pub(crate) async fn all_at_once(scene: &Scene, length: Duration) -> Result<Strin
     ensure!(fences.grants == total, "{} of {total} grants had a fence", fences.grants);
     ensure!(fences.inversions.is_empty(), "grants out of turn: {:?}", fences.inversions);
     let mut found = format!("{total} critical sections, 0 updates lost, 0 grants out of turn");
-    for side in SIDES {
+    for side in sides {
         let grants = events.iter().filter(|event| event.op == Op::Acquire && side_of(event.process) == side);
         found += &format!(", {} by {side}", grants.count());
     }

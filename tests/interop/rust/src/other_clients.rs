@@ -1,5 +1,5 @@
-//! The workers in Python and Go, in the projects beside this crate: those that lock with kazoo and go-zookeeper, and
-//! those that hand locks on.
+//! The workers in Python and Go, in the projects beside this crate: those that lock with kazoo, go-zookeeper and etcd's
+//! own client, and those that hand locks on.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ impl OtherClients {
     ///
     /// When Python or Go is missing, or an installation or the build fails.
     pub async fn build() -> Result<Self> {
-        let ((python, script), go) = (python("worker.py").await?, go(".").await?);
+        let ((python, script), go) = (python("worker.py").await?, go("go", ".").await?);
         Ok(Self { python, script, go })
     }
 
@@ -36,14 +36,23 @@ impl OtherClients {
     ///
     /// As [`build`](Self::build).
     pub async fn of_rings() -> Result<Self> {
-        let ((python, script), go) = (python("ring.py").await?, go("./ring").await?);
+        let ((python, script), go) = (python("ring.py").await?, go("go", "./ring").await?);
         Ok(Self { python, script, go })
     }
 }
 
-/// Builds a program of the project in Go.
-async fn go(package: &str) -> Result<PathBuf> {
-    let project = of_the_project("tests/interop/go");
+/// Builds the worker with etcd's own client. Returns the path of the program.
+///
+/// # Errors
+///
+/// When Go is missing or too old, or the build fails.
+pub async fn etcd() -> Result<PathBuf> {
+    go("etcd", ".").await
+}
+
+/// Builds a program of a project in Go.
+async fn go(project: &str, package: &str) -> Result<PathBuf> {
+    let project = of_the_project("tests/interop").join(project);
     let program = project.join("target").join(if package == "." { "worker" } else { "ring" });
     run(Command::new("go").args(["build", "-o"]).arg(&program).arg(package), &project).await?;
     Ok(program)

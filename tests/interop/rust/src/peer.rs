@@ -89,6 +89,15 @@ impl Peer {
         Self::start("go", Command::new(&clients.go), setting).await
     }
 
+    /// A worker with etcd's own client, in Go: the program at this path.
+    ///
+    /// # Errors
+    ///
+    /// As [`java`](Self::java).
+    pub async fn etcd(program: &Path, setting: Setting<'_>) -> Result<Self> {
+        Self::start("go", Command::new(program), setting).await
+    }
+
     async fn start(side: &'static str, mut command: Command, setting: Setting<'_>) -> Result<Self> {
         let numbers = [setting.process.to_string(), clock_offset().to_string()];
         let mut process = command

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use dlock_interop::other_clients::OtherClients;
+use dlock_interop::other_clients::{self, OtherClients};
 use dlock_interop::peer::{Peer, Setting};
 use dlock_interop::service::{Counters, locks};
 use dlock_interop::{java, read_all};
+use dlock_rig::servers::etcd::EtcdServer;
 use dlock_rig::servers::redis::{RedisCluster, RedisServer, is_at_least_7};
-use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
+use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use dlock_testkit::history::Event;
 use tempfile::TempDir;
 
@@ -27,10 +28,6 @@ pub(crate) fn in_java(process: u32) -> bool {
     side_of(process) == "java"
 }
 
-pub(crate) fn in_rust(process: u32) -> bool {
-    side_of(process) == "rust"
-}
-
 /// Small machines run four of them at a time.
 const JAVA_OPTIONS: &[&str] = &["-XX:+UseSerialGC", "-Xmx256m"];
 
@@ -39,28 +36,69 @@ enum Server {
     Redis(RedisServer),
     Cluster(RedisCluster),
     ZooKeeper(ZooKeeperServer),
+    Etcd(EtcdServer),
 }
 
-/// The server and the Java program that all checks share.
+/// The server and the programs that all checks share.
 pub(crate) struct Scene {
     server: Server,
-    jar: PathBuf,
+    programs: Programs,
+}
+
+/// The programs of the other sides.
+enum Programs {
+    /// Of Redis, in Java.
+    Java(PathBuf),
     /// Of ZooKeeper.
-    others: Option<OtherClients>,
+    All(PathBuf, OtherClients),
+    /// Of etcd.
+    Go(PathBuf),
 }
 
 impl Scene {
     pub(crate) async fn redis() -> Result<Self> {
-        Ok(Self { jar: java::build().await?, others: None, server: Server::Redis(RedisServer::start()?) })
+        let programs = Programs::Java(java::build().await?);
+        Ok(Self { programs, server: Server::Redis(RedisServer::start()?) })
     }
 
     pub(crate) async fn redis_cluster() -> Result<Self> {
-        Ok(Self { jar: java::build().await?, others: None, server: Server::Cluster(RedisCluster::start()?) })
+        let programs = Programs::Java(java::build().await?);
+        Ok(Self { programs, server: Server::Cluster(RedisCluster::start()?) })
     }
 
     pub(crate) async fn zookeeper() -> Result<Self> {
-        let (jar, others) = (java::build().await?, OtherClients::build().await?);
-        Ok(Self { jar, others: Some(others), server: Server::ZooKeeper(ZooKeeperServer::start()?) })
+        let programs = Programs::All(java::build().await?, OtherClients::build().await?);
+        Ok(Self { programs, server: Server::ZooKeeper(ZooKeeperServer::start()?) })
+    }
+
+    pub(crate) async fn etcd() -> Result<Self> {
+        let programs = Programs::Go(other_clients::etcd().await?);
+        Ok(Self { programs, server: Server::Etcd(EtcdServer::start()?) })
+    }
+
+    /// The side beside Rust, or the first of them.
+    pub(crate) fn other(&self) -> &'static str {
+        if let Programs::Go(_) = self.programs { "go" } else { "java" }
+    }
+
+    /// All sides that lock on this server.
+    pub(crate) fn sides(&self) -> Vec<&'static str> {
+        match &self.programs {
+            Programs::Java(_) | Programs::Go(_) => vec!["rust", self.other()],
+            Programs::All(..) => SIDES.to_vec(),
+        }
+    }
+
+    /// How long after the end of a lease the server may notice it. etcd looks for such leases twice a second.
+    pub(crate) fn late(&self) -> Duration {
+        if let Server::Etcd(_) = self.server { Duration::from_secs(1) } else { Duration::ZERO }
+    }
+
+    /// Whether the first place of a lock was left behind by its holder in Rust.
+    pub(crate) fn is_left(&self, name: &str) -> Result<bool> {
+        let first = self.places(name)?.into_iter().next().unwrap_or_default();
+        let mark = if let Server::Etcd(_) = self.server { "/dlock-" } else { "-left-" };
+        Ok(first.contains(mark))
     }
 
     fn url(&self) -> String {
@@ -68,14 +106,15 @@ impl Scene {
             Server::Redis(server) => server.url(),
             Server::Cluster(cluster) => cluster.url(),
             Server::ZooKeeper(server) => server.url(),
+            Server::Etcd(server) => server.url(),
         }
     }
 
-    /// The kind of Java's usual locks.
+    /// The kind of the usual locks of the other side.
     pub(crate) fn kind(&self) -> &'static str {
         match &self.server {
             Server::Redis(_) | Server::Cluster(_) => "rlock",
-            Server::ZooKeeper(_) => "mutex",
+            Server::ZooKeeper(_) | Server::Etcd(_) => "mutex",
         }
     }
 
@@ -130,11 +169,14 @@ impl Scene {
                 let question = ["PUBSUB", "SHARDNUMSUB", &channel(name)];
                 Ok(cluster.command_at::<(String, usize)>(name, &question).1)
             }
-            Server::ZooKeeper(_) => {
-                let (admin, places) = (self.admin()?, self.places(name)?);
-                // One of them holds the lock, and each of the others watches the one before it.
-                let watches = usize::try_from(admin.watches())?;
-                Ok(watches.min(places.len().saturating_sub(1)))
+            // One of them holds the lock, and each of the others watches the one before it.
+            Server::ZooKeeper(server) => {
+                let watches = usize::try_from(server.admin().watches())?;
+                Ok(watches.min(self.places(name)?.len().saturating_sub(1)))
+            }
+            Server::Etcd(server) => {
+                let watches = usize::try_from(server.admin().watches())?;
+                Ok(watches.min(self.places(name)?.len().saturating_sub(1)))
             }
         }
     }
@@ -153,15 +195,14 @@ impl Scene {
 
     /// Who holds a lock and who waits for it, as the server has them, in order.
     pub(crate) fn places(&self, name: &str) -> Result<Vec<String>> {
-        let mut places = self.admin()?.try_children(&format!("/dlock/{name}"))?;
-        places.sort_by_key(|place| place.rsplit('-').next().map(str::to_owned));
-        Ok(places)
-    }
-
-    fn admin(&self) -> Result<Administrator> {
         match &self.server {
             Server::Redis(_) | Server::Cluster(_) => anyhow::bail!("Redis has no queues"),
-            Server::ZooKeeper(server) => Ok(server.admin()),
+            Server::ZooKeeper(server) => {
+                let mut places = server.admin().try_children(&format!("/dlock/{name}"))?;
+                places.sort_by_key(|place| place.rsplit('-').next().map(str::to_owned));
+                Ok(places)
+            }
+            Server::Etcd(server) => Ok(server.admin().keys(&format!("dlock/{name}/"))),
         }
     }
 }
@@ -189,18 +230,21 @@ impl Act<'_> {
         let at = SIDES.iter().position(|one| *one == side).context("no such side")?;
         let process = self.started.fetch_add(1, Ordering::Relaxed) + u32::try_from(at)? * PROCESSES;
         let setting = Setting { url: &url, lease: self.lease, process, histories: self.histories.path() };
-        let others = || self.scene.others.as_ref().context("Redis is not for them");
-        match side {
-            "java" => Peer::java(&self.scene.jar, JAVA_OPTIONS, setting).await,
-            "kazoo" => Peer::kazoo(others()?, setting).await,
-            "go" => Peer::go(others()?, setting).await,
-            _ => Peer::rust(setting).await,
+        match (side, &self.scene.programs) {
+            ("rust", _) => Peer::rust(setting).await,
+            ("java", Programs::Java(jar) | Programs::All(jar, _)) => {
+                Peer::java(jar, JAVA_OPTIONS, setting).await
+            }
+            ("kazoo", Programs::All(_, others)) => Peer::kazoo(others, setting).await,
+            ("go", Programs::All(_, others)) => Peer::go(others, setting).await,
+            ("go", Programs::Go(program)) => Peer::etcd(program, setting).await,
+            _ => anyhow::bail!("{side} does not lock on this server"),
         }
     }
 
     /// One worker of each side.
     pub(crate) async fn pair(&self) -> Result<(Peer, Peer)> {
-        Ok((self.worker("rust").await?, self.worker("java").await?))
+        Ok((self.worker("rust").await?, self.worker(self.scene.other()).await?))
     }
 
     pub(crate) fn events(&self) -> Result<Vec<Event>> {

@@ -1,10 +1,11 @@
-//! The lock services that are shared with Java, and a store beside each.
+//! The lock services that are shared with other languages, and a store beside each.
 
 use std::str::FromStr as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use dlock_core::Locks;
+use dlock_etcd::Etcd;
 use dlock_redis::Redis;
 use dlock_zk::ZooKeeper;
 use redis::AsyncCommands as _;
@@ -14,9 +15,12 @@ use redis::cluster_async::ClusterConnection;
 use zookeeper::{Acls, Client, CreateMode, Error};
 
 const COUNTERS: &str = "/counters";
+/// In etcd.
+const COUNTER_PREFIX: &str = "counters/";
 
-/// Locks that share their names with Redisson or Curator, as the URL says. The second ones share their fences with
-/// Redisson's fenced locks too; Curator's locks have none of their own, so that there they are the same ones.
+/// Locks that share their names with Redisson, Curator or etcd's Go client, as the URL says. The second ones share
+/// their fences with Redisson's fenced locks too; the others have none of their own, so that there they are the same
+/// ones.
 ///
 /// # Errors
 ///
@@ -30,11 +34,20 @@ pub async fn locks(url: &str, lease: Duration) -> Result<(Locks, Locks)> {
         let locks = Locks::builder(backend).with_wait(wait).build()?;
         return Ok((locks.clone(), locks));
     }
+    if is_etcd(url) {
+        let locks = etcd(url, lease).await?;
+        return Ok((locks.clone(), locks));
+    }
     let redis = async |fenced| {
         let backend = Redis::builder(url).with_prefix("").with_redisson_fences(fenced).connect().await?;
         anyhow::Ok(Locks::builder(backend).with_lease(lease).with_wait(wait).build()?)
     };
     Ok((redis(false).await?, redis(true).await?))
+}
+
+async fn etcd(url: &str, lease: Duration) -> Result<Locks> {
+    let backend = Etcd::connect(url).await?;
+    Ok(Locks::builder(backend).with_lease(lease).with_wait(Duration::from_secs(120)).build()?)
 }
 
 /// Locks that share their names with those of Redisson or Curator that have readers.
@@ -49,16 +62,22 @@ pub async fn with_readers(url: &str, lease: Duration) -> Result<Locks> {
         let backend = backend.with_session_timeout(lease).with_recipe(dlock_zk::Recipe::ReadWriteLock);
         return Ok(Locks::builder(backend.connect().await?).with_wait(wait).build()?);
     }
+    if is_etcd(url) {
+        return etcd(url, lease).await;
+    }
     let backend = Redis::builder(url).with_prefix("").with_recipe(dlock_redis::Recipe::ReadWriteLock);
     Ok(Locks::builder(backend.connect().await?).with_lease(lease).with_wait(wait).build()?)
 }
 
-/// Elections that Curator's leader latches take part in; none but on ZooKeeper.
+/// Elections that Curator's leader latches, or those of etcd's Go client, take part in; none on Redis.
 ///
 /// # Errors
 ///
 /// When the server does not answer.
 pub async fn elections(url: &str, lease: Duration) -> Result<Option<Locks>> {
+    if is_etcd(url) {
+        return Ok(Some(etcd(url, lease).await?));
+    }
     if !is_zookeeper(url) {
         return Ok(None);
     }
@@ -72,6 +91,10 @@ fn is_zookeeper(url: &str) -> bool {
     url.starts_with("zk:")
 }
 
+fn is_etcd(url: &str) -> bool {
+    url.starts_with("etcd:")
+}
+
 /// Numbers that locks guard, each under a name, where the processes of both sides find them.
 pub enum Counters {
     /// Under the keys of a server.
@@ -80,6 +103,8 @@ pub enum Counters {
     RedisCluster(ClusterConnection),
     /// In the nodes of a server.
     ZooKeeper(Client),
+    /// Under the keys of a server.
+    Etcd(Box<etcd_client::Client>),
 }
 
 impl Counters {
@@ -92,6 +117,10 @@ impl Counters {
         if let Some(nodes) = url.strip_prefix("redis+cluster://") {
             let nodes = nodes.split(',').map(|node| format!("redis://{node}"));
             return Ok(Self::RedisCluster(ClusterClient::new(nodes)?.get_async_connection().await?));
+        }
+        if is_etcd(url) {
+            let server = url.trim_start_matches("etcd://");
+            return Ok(Self::Etcd(Box::new(etcd_client::Client::connect([server], None).await?)));
         }
         if !is_zookeeper(url) {
             let connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
@@ -122,6 +151,10 @@ impl Counters {
                 Err(Error::NoNode) => Ok(0),
                 Err(error) => Err(error.into()),
             },
+            Self::Etcd(client) => {
+                let found = client.get(format!("{COUNTER_PREFIX}{counter}"), None).await?;
+                found.kvs().first().map_or(Ok(0), |entry| entry.value_str()?.parse().context("no number"))
+            }
         }
     }
 
@@ -134,6 +167,10 @@ impl Counters {
         match self {
             Self::Redis(connection) => Ok(connection.set(counter, value).await?),
             Self::RedisCluster(connection) => Ok(connection.set(counter, value).await?),
+            Self::Etcd(client) => {
+                client.put(format!("{COUNTER_PREFIX}{counter}"), value.to_string(), None).await?;
+                Ok(())
+            }
             Self::ZooKeeper(client) => {
                 let (path, data) = (path(counter), value.to_string());
                 let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
@@ -162,6 +199,7 @@ impl std::fmt::Debug for Counters {
         let server = match self {
             Self::Redis(_) | Self::RedisCluster(_) => "Redis",
             Self::ZooKeeper(_) => "ZooKeeper",
+            Self::Etcd(_) => "etcd",
         };
         f.debug_tuple("Counters").field(&server).finish()
     }

@@ -1,4 +1,4 @@
-//! The worker in Rust: the same commands as the worker in Java.
+//! The worker in Rust: the same commands as the workers in Java and Go.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -67,7 +67,7 @@ struct Worker {
     locks: Locks,
     /// With Redisson's fences.
     fenced: Locks,
-    /// With the nodes of Curator's leader latches.
+    /// With the nodes of Curator's leader latches, or the keys of the elections of etcd's Go client.
     elections: Option<Locks>,
     /// With the forms of Redisson's and Curator's locks that have readers.
     readers: Locks,
@@ -110,7 +110,7 @@ impl Worker {
                 Ok(now_ns().to_string())
             }
             ["leader", name] => {
-                let locks = self.elections.as_ref().context("only on ZooKeeper")?;
+                let locks = self.elections.as_ref().context("not on Redis")?;
                 let leader = locks.election(name).leader().await?.context("nobody leads")?;
                 Ok(leader.to_string())
             }
@@ -175,7 +175,7 @@ impl Worker {
             "write" => self.readers.lock(name),
             "fair" => self.locks.lock(name).with_fairness(true),
             // A term of office is a lock that is held alone.
-            "latch" => self.elections.as_ref().context("only on ZooKeeper")?.lock(name),
+            "latch" => self.elections.as_ref().context("not on Redis")?.lock(name),
             _ => self.locks.lock(name),
         })
     }

@@ -1,9 +1,9 @@
 //! One connection through the proxy.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -29,8 +29,8 @@ struct ConnectionReset;
 /// What the two directions of a connection know of each other.
 #[derive(Default)]
 struct Pairing {
-    /// For each reply that is to come: what is to happen to it.
-    expected: Mutex<VecDeque<Fate>>,
+    /// For each reply that is to come, by its stream: what is to happen to it.
+    expected: Mutex<HashMap<u32, VecDeque<Fate>>>,
     /// Messages are not distinguished any more.
     opaque: AtomicBool,
 }
@@ -238,7 +238,7 @@ impl<P: Protocol> Cutter for RequestStream<'_, P> {
                 self.controls.lost.send_modify(|lost| *lost += 1);
             } else {
                 if paired {
-                    self.pairing.expect(fate);
+                    self.pairing.expect(self.protocol.stream(), fate);
                 }
                 send(out, std::mem::take(bytes));
             }
@@ -273,7 +273,7 @@ impl<P: Protocol> Cutter for Replies<'_, P> {
                 Message::Whole { length, .. } => (length, true),
                 Message::Aside { length, .. } => (length, false),
             };
-            let fate = if paired { self.pairing.next() } else { Fate::Pass };
+            let fate = if paired { self.pairing.next(self.protocol.stream()) } else { Fate::Pass };
             if let Fate::LoseReply(loss) = fate {
                 match loss {
                     Loss::Cut => drop(out.send(InTransit::Reset)),
@@ -294,13 +294,23 @@ impl<P: Protocol> Cutter for Replies<'_, P> {
 }
 
 impl Pairing {
-    fn expect(&self, fate: Fate) {
-        self.expected.lock().unwrap_or_else(PoisonError::into_inner).push_back(fate);
+    fn expect(&self, stream: u32, fate: Fate) {
+        self.expected().entry(stream).or_default().push_back(fate);
     }
 
     /// A reply that nothing was asked for passes.
-    fn next(&self) -> Fate {
-        self.expected.lock().unwrap_or_else(PoisonError::into_inner).pop_front().unwrap_or(Fate::Pass)
+    fn next(&self, stream: u32) -> Fate {
+        let mut expected = self.expected();
+        let Some(of_stream) = expected.get_mut(&stream) else { return Fate::Pass };
+        let fate = of_stream.pop_front().unwrap_or(Fate::Pass);
+        if of_stream.is_empty() {
+            expected.remove(&stream);
+        }
+        fate
+    }
+
+    fn expected(&self) -> MutexGuard<'_, HashMap<u32, VecDeque<Fate>>> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,5 +1,7 @@
 //! A clock that a test can set, for one server.
 
+mod go;
+
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -80,11 +82,9 @@ impl SteppedClock {
     ///
     /// When there is no C compiler, which names the command to install one, or the files cannot be written.
     pub fn in_directory(directory: &Path) -> Result<Self, ServerError> {
-        let file = |error| ServerError::because(directory.display(), &error);
         let source = directory.join("clock.c");
         let library = directory.join("clock.so");
-        let path = directory.join("clock.offset");
-        std::fs::write(&source, SOURCE).map_err(file)?;
+        write(&source, SOURCE)?;
         let options: [&OsStr; 7] = [
             "-shared".as_ref(),
             "-fPIC".as_ref(),
@@ -95,6 +95,22 @@ impl SteppedClock {
             source.as_ref(),
         ];
         CC.run(options)?;
+        Self::shown_by(library, directory)
+    }
+
+    /// [`in_directory`](Self::in_directory) for a server that is written in Go, on x86-64.
+    ///
+    /// # Errors
+    ///
+    /// As there, and on other processors.
+    pub fn for_go_in_directory(directory: &Path) -> Result<Self, ServerError> {
+        Self::shown_by(go::compile(directory)?, directory)
+    }
+
+    /// A clock that shows the true time to programs that load `library` first.
+    fn shown_by(library: PathBuf, directory: &Path) -> Result<Self, ServerError> {
+        let path = directory.join("clock.offset");
+        let file = |error| ServerError::because(path.display(), &error);
         let offset = OpenOptions::new().create(true).truncate(true).write(true).open(&path).map_err(file)?;
         let clock = Self { library, path, offset };
         clock.write(0);
@@ -125,6 +141,10 @@ impl SteppedClock {
     fn write(&self, ns: i64) {
         self.offset.write_all_at(&ns.to_ne_bytes(), 0).expect("the clock's file stays writable");
     }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), ServerError> {
+    std::fs::write(path, text).map_err(|error| ServerError::because(path.display(), &error))
 }
 
 #[cfg(test)]

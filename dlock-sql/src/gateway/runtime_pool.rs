@@ -1,4 +1,7 @@
 //! The connections that one runtime drives.
+//!
+//! A pool is at rest when no permit is taken and no connection was used within 5 s: then another runtime may take its
+//! place as the home of these locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +12,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::waiters::Line;
+use super::waiters::PendingBatch;
 use crate::driver::{Conn, Driver};
 use crate::protocol::{Ask, Released, Taken};
 
-/// A connection that was idle for this long is tested before it is used.
+/// The time after which an idle connection is tested before it is used.
 pub(super) const FRESH: Duration = Duration::from_secs(5);
 
-/// A connection that was idle for this long is closed.
+/// The time after which an idle connection is closed.
 pub(super) const IDLE: Duration = Duration::from_secs(60);
 
 /// The connections that one runtime drives, and the right to use them.
@@ -24,21 +27,22 @@ pub(super) const IDLE: Duration = Duration::from_secs(60);
 /// An answer wakes the runtime on which its connection was opened. Where that is the caller's own, it costs no detour
 /// over another thread; so callers of one runtime, the home of these locks, have connections there. What must not wait
 /// for a runtime that is blocked or gone, and callers from elsewhere, use those of dlock's own thread.
-pub(crate) struct Lane<S: Driver> {
+pub(crate) struct RuntimePool<S: Driver> {
     pub(super) runtime: Handle,
     pub(super) permits: Arc<Semaphore>,
     limit: usize,
     idle: Mutex<Vec<Idle<S>>>,
-    /// What waits for a connection.
-    pub(crate) takes: Line<Ask, Taken>,
-    pub(crate) releases: Line<(Key, Token), Released>,
+    /// The attempts that wait for a connection.
+    pub(crate) takes: PendingBatch<Ask, Taken>,
+    /// The releases that wait for a connection.
+    pub(crate) releases: PendingBatch<(Key, Token), Released>,
 }
 
-/// A connection that nobody uses at the moment.
+/// A connection that is not in use.
 pub(super) struct Idle<S: Driver> {
     pub(super) connection: Conn<S>,
     pub(super) since: Instant,
-    /// How many connections had been found broken by then.
+    /// The number of connections that had been found broken by then.
     pub(super) breaks: u64,
 }
 
@@ -48,15 +52,15 @@ impl<S: Driver> Idle<S> {
     }
 }
 
-impl<S: Driver> Lane<S> {
+impl<S: Driver> RuntimePool<S> {
     pub(super) fn new(runtime: Handle, limit: usize) -> Arc<Self> {
         Arc::new(Self {
             runtime,
             permits: Arc::new(Semaphore::new(limit)),
             limit,
             idle: Mutex::default(),
-            takes: Line::default(),
-            releases: Line::default(),
+            takes: PendingBatch::default(),
+            releases: PendingBatch::default(),
         })
     }
 
@@ -77,20 +81,24 @@ impl<S: Driver> Lane<S> {
         old(&mut self.idle(), keeps_one, |idle| idle.since.elapsed())
     }
 
-    /// Whether the runtime has asked for nothing for a while. It may be gone, which it does not tell.
+    /// Returns `true` if the runtime has asked for nothing for a while. It may be gone without notice.
     pub(super) fn is_at_rest(&self) -> bool {
+        // A runtime that has ended neither takes permits nor uses connections, and so seems to rest.
         self.permits.available_permits() == self.limit
             && self.idle().iter().all(|idle| idle.since.elapsed() >= FRESH)
     }
 
-    /// A connection that can be written to at once, without a test, if there is one and a permit for it.
+    /// Returns a connection that can be written to at once, without a test, if there is one and a permit for it.
     pub(super) fn try_take(&self, breaks: u64) -> Option<(Conn<S>, OwnedSemaphorePermit)> {
+        // The permit first, and let go where no connection is ready: a connection without one would be used beyond the
+        // limit. Only the youngest is looked at, since the others are older.
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         Some((self.idle().pop_if(|idle| idle.is_ready(breaks))?.connection, permit))
     }
 }
 
 fn old<T>(idle: &mut Vec<T>, keeps_one: &mut bool, age: impl Fn(&T) -> Duration) -> Vec<T> {
+    // The youngest is at the end, and is kept, in the first pool that has any.
     let kept = if *keeps_one { idle.pop() } else { None };
     *keeps_one &= kept.is_none();
     let old = idle.extract_if(.., |idle| age(idle) >= IDLE).collect();
@@ -105,8 +113,8 @@ mod tests {
     #[test]
     fn the_last_connection_is_kept_while_something_is_held() {
         let (young, old_one) = (Duration::ZERO, IDLE);
-        let left = |mut keeps_one: bool, lanes: [&[Duration]; 2]| {
-            lanes.map(|idle| {
+        let left = |mut keeps_one: bool, pools: [&[Duration]; 2]| {
+            pools.map(|idle| {
                 let mut idle = idle.to_vec();
                 let closed = old(&mut idle, &mut keeps_one, |age| *age);
                 assert!(closed.iter().all(|age| *age >= IDLE));

@@ -1,0 +1,66 @@
+//! The leases of claims. What is asked of the servers about them is in `proof.rs`.
+//!
+//! Each claim has a lease of its own. If all shared one, a key that is left over (by a waiter that nobody polls, by a
+//! request that arrives late, by a withdrawal that never gets through) would stay for as long as anything else of the
+//! process does. So it is gone after one lease, and revoking the lease settles what may still arrive: a later put under
+//! it is refused. A lease whose claim ended well goes to a pool, so that a claim need not make one: an acquire without
+//! contention is then one step, as that of Go's mutex with its session. Nothing keeps a lease in the pool alive.
+//!
+//! ```text
+//!  granted --> of a claim --the claim ended, nothing of it may arrive--> in the pool --taken in time--> of a claim
+//!                  |                                                         |
+//!                  +--something may arrive--> revoked                        +--not taken--> ends by itself
+//! ```
+
+use std::time::Duration;
+
+use dlock_core::backend::Mutex;
+use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// The most leases in the pool.
+const MOST: usize = 64;
+
+/// A lease on the servers.
+pub(crate) struct Lease {
+    pub(crate) id: i64,
+    /// In seconds, as it was asked for.
+    pub(crate) ttl: i64,
+    /// When the request was sent that last renewed it.
+    pub(crate) renewed: tokio::time::Instant,
+    /// The stream of its keep-alives, while none is under way: an answer that was not read must not count for the next.
+    /// Of a few leases only, since servers may bound the streams of a connection.
+    pub(crate) stream: Option<(LeaseKeeper, LeaseKeepAliveStream, OwnedSemaphorePermit)>,
+}
+
+/// Returns the length in whole seconds that is no shorter.
+pub(crate) fn seconds(length: Duration) -> i64 {
+    let whole = length.as_secs() + u64::from(length.subsec_nanos() > 0);
+    i64::try_from(whole).unwrap_or(i64::MAX).max(1)
+}
+
+/// Leases that no claim has.
+#[derive(Default)]
+pub(crate) struct Pool(Mutex<Vec<Lease>>);
+
+impl Pool {
+    pub(crate) fn put(&self, lease: Lease) {
+        let mut leases = self.0.lock();
+        if leases.len() == MOST {
+            leases.remove(0);
+        }
+        leases.push(lease);
+    }
+
+    /// Takes the youngest lease of this length that certainly runs for half of it.
+    pub(crate) fn take(&self, ttl: i64) -> Option<Lease> {
+        let mut leases = self.0.lock();
+        leases.retain(|lease| lease.renewed.elapsed().as_secs_f64() < lease.ttl as f64 / 2.0);
+        let at = leases.iter().rposition(|lease| lease.ttl == ttl)?;
+        Some(leases.remove(at))
+    }
+
+    pub(crate) fn clear(&self) {
+        self.0.lock().clear();
+    }
+}

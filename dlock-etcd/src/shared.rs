@@ -1,0 +1,48 @@
+//! What the claims of a backend share, and what goes on without them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::notify::Channels;
+use dlock_core::backend::{Turns, sleep};
+use dlock_core::{Failure, keeper};
+use etcd_client::{Compare, CompareOp, Txn};
+
+use crate::semaphore::Number;
+use crate::servers::{PATIENCE, Servers};
+
+/// What the claims of a backend share.
+pub(crate) struct Shared {
+    pub(crate) servers: Arc<Servers>,
+    pub(crate) channels: Channels,
+    /// The claims that put their keys, for each directory in their order.
+    pub(crate) turns: Turns,
+}
+
+impl Shared {
+    /// Ends a lease in so long; if that fails, it ends by itself soon after.
+    pub(crate) fn end_later(&self, id: i64, within: Duration) -> Result<(), Failure> {
+        // Weak, so that this task does not keep the backend.
+        let servers = Arc::downgrade(&self.servers);
+        keeper::runtime()?.spawn(async move {
+            sleep(within).await;
+            if let Some(servers) = servers.upgrade() {
+                let _ = servers.revoke(id, PATIENCE).await;
+            }
+        });
+        Ok(())
+    }
+
+    /// Writes a number of permits again, so that it is remembered from now on. If that fails, the next grant does it.
+    pub(crate) fn remember(&self, key: &str, number: Number) {
+        let (servers, key) = (Arc::clone(&self.servers), key.to_owned());
+        let written = async move {
+            let put = servers.put_number(PATIENCE, &key, number.permits).await?;
+            let same = Compare::mod_revision(key, CompareOp::Equal, number.changed);
+            servers.txn(PATIENCE, Txn::new().when([same]).and_then([put])).await
+        };
+        if let Ok(runtime) = keeper::runtime() {
+            runtime.spawn(async move { drop(written.await) });
+        }
+    }
+}
