@@ -328,7 +328,7 @@ impl EtcdClaim {
     }
 
     async fn try_once(&mut self) -> Result<Attempt, Failure> {
-        let (mut requeued, mut first) = (false, None);
+        let (mut requeued, mut first, mut made) = (false, None, None);
         for _ in 0..STEPS {
             let puts = self.place.is_none();
             let shared = Arc::clone(&self.shared);
@@ -343,6 +343,11 @@ impl EtcdClaim {
                 answer => answer?,
             };
             drop(turn);
+            // Another claim stored the number first: the lease for it would stay for days.
+            let is_unused = |lease: &i64| answer.number.is_some_and(|number| number.lease != *lease);
+            if let Some(lease) = made.take().filter(is_unused) {
+                self.shared.end_later(lease, Duration::ZERO)?;
+            }
             let mut attempt = match (answer.find(&self.key), answer.number) {
                 (Some(at), _) if answer.entries[at].lease != self.lease_id() => {
                     self.stands(&answer.entries[at]);
@@ -360,7 +365,8 @@ impl EtcdClaim {
                     let _ = self.missing(&answer)?;
                     let (servers, limit) = (&self.shared.servers, self.request.request_timeout);
                     let of = self.request.mode.permits().unwrap_or(0);
-                    first = Some((answer.revision, servers.put_number(limit, &self.number_key, of).await?));
+                    let (put, lease) = servers.put_number(limit, &self.number_key, of).await?;
+                    (first, made) = (Some((answer.revision, put)), Some(lease));
                     continue;
                 }
                 // The number was stored by another claim between two steps.

@@ -157,15 +157,15 @@ impl Servers {
         }
     }
 
-    /// Makes a lease for a number of permits, and returns the operation that stores the number.
+    /// Makes a lease for a number of permits, and returns the operation that stores the number, and the lease.
     pub(crate) async fn put_number(
         &self,
         limit: Duration,
         key: &str,
         permits: u32,
-    ) -> Result<TxnOp, Failure> {
+    ) -> Result<(TxnOp, i64), Failure> {
         let lease = self.grant(semaphore::REMEMBERED, limit).await?;
         let options = PutOptions::new().with_lease(lease.id);
-        Ok(TxnOp::put(key, semaphore::text(permits), Some(options)))
+        Ok((TxnOp::put(key, semaphore::text(permits), Some(options)), lease.id))
     }
 }

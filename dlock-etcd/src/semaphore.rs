@@ -14,6 +14,7 @@ use etcd_client::{Compare, CompareOp, KeyValue};
 pub(crate) struct Number {
     pub(crate) permits: u32,
     written: u64,
+    pub(crate) lease: i64,
     /// The revision of the last change.
     pub(crate) changed: i64,
 }
@@ -30,7 +31,7 @@ impl Number {
         let (permits, written) = std::str::from_utf8(stored.value()).ok()?.split_once(' ')?;
         let (permits, written) =
             (permits.parse().ok().filter(|permits| *permits > 0)?, written.parse().ok()?);
-        Some(Self { permits, written, changed: stored.mod_revision() })
+        Some(Self { permits, written, lease: stored.lease(), changed: stored.mod_revision() })
     }
 
     /// Returns whether it is to be written again. A clock that differs makes it earlier or later by as much.

@@ -37,7 +37,7 @@ impl Shared {
     pub(crate) fn remember(&self, key: &str, number: Number) {
         let (servers, key) = (Arc::clone(&self.servers), key.to_owned());
         let written = async move {
-            let put = servers.put_number(PATIENCE, &key, number.permits).await?;
+            let (put, _) = servers.put_number(PATIENCE, &key, number.permits).await?;
             let same = Compare::mod_revision(key, CompareOp::Equal, number.changed);
             servers.txn(PATIENCE, Txn::new().when([same]).and_then([put])).await
         };

@@ -257,6 +257,30 @@ async fn more_locks_than_a_connection_may_have_streams_are_all_held() {
 }
 
 #[tokio::test]
+async fn claims_that_find_a_new_semaphore_at_one_moment_leave_one_lease_for_its_number() {
+    let server = EtcdServer::start().unwrap();
+    let etcd = Etcd::connect(&server.url()).await.unwrap();
+    let locks = Locks::new(etcd.clone());
+    let tries = (0..16).map(|_| {
+        let permit = locks.semaphore("room", 16);
+        tokio::spawn(async move { permit.acquire().await.unwrap() })
+    });
+    let mut guards = Vec::new();
+    for permit in tries.collect::<Vec<_>>() {
+        guards.push(permit.await.unwrap());
+    }
+    // One for each holder, and one for the number. Those that were made in vain are ended in the background.
+    let begun = Instant::now();
+    while server.admin().leases().len() > 17 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", server.admin().leases());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_queue_of_any_length_is_read() {
     let server = EtcdServer::start().unwrap();
     for number in 0..45 {

@@ -84,14 +84,19 @@ async fn moves(prefix: &str) {
     assert_eq!(left, [""; 0]);
 }
 
-#[tokio::test]
-async fn a_free_lock_is_granted_while_the_move_of_its_slot_stalls() {
-    moves("dlock:").await;
-}
+/// Depends on when a waiter's mark arrives: on a busy machine, a release was once seen to find none.
+mod in_time {
+    use super::*;
 
-#[tokio::test]
-async fn a_free_lock_that_is_shared_with_redisson_is_granted_while_the_move_of_its_slot_stalls() {
-    moves("").await;
+    #[tokio::test]
+    async fn a_free_lock_is_granted_while_the_move_of_its_slot_stalls() {
+        moves("dlock:").await;
+    }
+
+    #[tokio::test]
+    async fn a_free_lock_that_is_shared_with_redisson_is_granted_while_the_move_of_its_slot_stalls() {
+        moves("").await;
+    }
 }
 
 #[tokio::test]
