@@ -131,9 +131,7 @@ pub(crate) async fn resize(servers: &Servers, key: &Key, permits: u32) -> Result
     let number_key = number_key(&servers.config.prefix, key);
     loop {
         let Some(before) = read(servers, &number_key).await?.number else { return Ok(None) };
-        let (put, _) = servers.put_number(PATIENCE, &number_key, permits).await?;
-        let same = Compare::mod_revision(&*number_key, CompareOp::Equal, before.changed);
-        if servers.txn(PATIENCE, Txn::new().when([same]).and_then([put])).await?.succeeded() {
+        if servers.replace_number(PATIENCE, &number_key, before, permits).await? {
             return Ok(Some(before.permits));
         }
     }

@@ -323,7 +323,7 @@ impl EtcdClaim {
     /// Waits until those that came before have put their keys, and for none of them longer than a request may take.
     async fn turn<'a>(&self, shared: &'a Shared) -> Result<Option<Turn<'a>>, Failure> {
         self.clock.queued();
-        let turn = shared.turns.take_within(&self.number_key, self.request.request_timeout).await;
+        let turn = shared.turns.take(&self.number_key, self.request.request_timeout).await;
         if self.clock.written() { Ok(turn) } else { Err(Failure::unavailable(RequestClock::UNSENT)) }
     }
 
@@ -343,10 +343,11 @@ impl EtcdClaim {
                 answer => answer?,
             };
             drop(turn);
-            // Another claim stored the number first: the lease for it would stay for days.
+            // Another claim stored the number first: the lease for it would stay for days. No failure of this is one of
+            // the attempt, which may have been granted.
             let is_unused = |lease: &i64| answer.number.is_some_and(|number| number.lease != *lease);
             if let Some(lease) = made.take().filter(is_unused) {
-                self.shared.end_later(lease, Duration::ZERO)?;
+                let _ = self.shared.end_later(lease, Duration::ZERO);
             }
             let mut attempt = match (answer.find(&self.key), answer.number) {
                 (Some(at), _) if answer.entries[at].lease != self.lease_id() => {
@@ -496,6 +497,10 @@ impl Claim for EtcdClaim {
         // An earlier request may have left it.
         let before = answer.entries.first().filter(|own| own.left_for().is_some()).map(|own| own.lease);
         let left = if answer.succeeded { Some(lease.id) } else { before };
+        if left != Some(lease.id) {
+            // The one of this request, which would stay for as long as the key.
+            let _ = shared.end_later(lease.id, Duration::ZERO);
+        }
         if let Some(id) = left {
             self.removed = true;
             shared.end_later(id, taken_for)?;

@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use dlock_core::Failure;
 use dlock_core::backend::{InFlight, by_then};
-use etcd_client::{PutOptions, Txn, TxnOp, TxnResponse};
+use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnResponse};
 use futures_util::future::try_join_all;
 
 use crate::error::{LEASE_GONE, failure, is_nothing, lease_gone};
 use crate::lease::Lease;
-use crate::semaphore;
+use crate::semaphore::{self, Number};
 use crate::servers::{Servers, kv};
 
 /// The attempts of a claim that may still put its key.
@@ -167,5 +167,28 @@ impl Servers {
         let lease = self.grant(semaphore::REMEMBERED, limit).await?;
         let options = PutOptions::new().with_lease(lease.id);
         Ok((TxnOp::put(key, semaphore::text(permits), Some(options)), lease.id))
+    }
+
+    /// Stores another number of permits, unless the number has changed since `before`. Returns whether it was stored.
+    /// It keeps its lease, which runs in full again.
+    pub(crate) async fn replace_number(
+        &self,
+        limit: Duration,
+        key: &str,
+        before: Number,
+        permits: u32,
+    ) -> Result<bool, Failure> {
+        let lease = before.lease;
+        // Another program may have stored the number without one.
+        if lease != 0 {
+            match self.ask(limit, |mut client| async move { client.lease_keep_alive(lease).await }).await {
+                Err(failure) if failure.kind() == LEASE_GONE => return Ok(false),
+                renewed => drop(renewed?),
+            }
+        }
+        let options = PutOptions::new().with_ignore_lease();
+        let put = TxnOp::put(key, semaphore::text(permits), Some(options));
+        let same = Compare::mod_revision(key, CompareOp::Equal, before.changed);
+        Ok(self.txn(limit, Txn::new().when([same]).and_then([put])).await?.succeeded())
     }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use dlock_core::backend::notify::Channels;
 use dlock_core::backend::{Turns, sleep};
 use dlock_core::{Failure, keeper};
-use etcd_client::{Compare, CompareOp, Txn};
 
 use crate::semaphore::Number;
 use crate::servers::{PATIENCE, Servers};
@@ -36,13 +35,10 @@ impl Shared {
     /// Writes a number of permits again, so that it is remembered from now on. If that fails, the next grant does it.
     pub(crate) fn remember(&self, key: &str, number: Number) {
         let (servers, key) = (Arc::clone(&self.servers), key.to_owned());
-        let written = async move {
-            let (put, _) = servers.put_number(PATIENCE, &key, number.permits).await?;
-            let same = Compare::mod_revision(key, CompareOp::Equal, number.changed);
-            servers.txn(PATIENCE, Txn::new().when([same]).and_then([put])).await
-        };
         if let Ok(runtime) = keeper::runtime() {
-            runtime.spawn(async move { drop(written.await) });
+            runtime.spawn(async move {
+                drop(servers.replace_number(PATIENCE, &key, number, number.permits).await);
+            });
         }
     }
 }

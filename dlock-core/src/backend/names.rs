@@ -41,7 +41,7 @@ pub fn escape_key(key: &str, is_reserved: bool, stands: impl Fn(char) -> bool) -
 }
 
 /// Returns the key that has this name; `None` if none has. A key has one name only, so that a caller compares it with
-/// that of the key: other escapes of the same characters are nobody's.
+/// that of the key: other escapes of its characters are the name of no key.
 #[must_use]
 pub fn unescape_key(name: &str) -> Option<Key> {
     let Some(escaped) = name.strip_prefix(MARK) else { return Key::new(name).ok() };

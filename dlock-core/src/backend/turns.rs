@@ -22,15 +22,16 @@ use crate::sync::plain::Mutex;
 ///
 /// A backend with a fair queue puts its waiters into the queue in the order of their first attempts. Where one
 /// connection carries requests out in any order, or there are several, each waits until the one before it is answered.
-/// While a claim waits for its turn, its [`RequestClock`](super::RequestClock) says so. Whoever has the turn may be a
-/// future that nobody polls: wait [within](Self::take_within) a bound, and go on without the turn.
+/// While a claim waits for its turn, its [`RequestClock`](super::RequestClock) says so. A turn that took too long is no
+/// reason to give up: the claim goes on without its own.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use std::time::Duration;
 /// use dlock_core::backend::Turns;
 ///
 /// let turns = Turns::default();
-/// let turn = turns.take("room_7").await;
+/// let turn = turns.take("room_7", Duration::from_secs(3)).await;
 /// // The request, until its answer.
 /// drop(turn);
 /// # }
@@ -38,7 +39,7 @@ use crate::sync::plain::Mutex;
 #[derive(Default)]
 pub struct Turns(Mutex<HashMap<Arc<str>, Arc<Line>>>);
 
-/// The line of those who wait for their turn about one name.
+/// The requests that wait for their turn about one name.
 #[derive(Default)]
 struct Line {
     gate: Arc<Gate<()>>,
@@ -55,24 +56,13 @@ pub struct Turn<'a> {
 }
 
 impl Turns {
-    /// Waits for the turn of a request about `name`.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping this gives up the place in line.
-    pub async fn take(&self, name: &str) -> Turn<'_> {
-        let mut turn = self.stand(name);
-        turn.begin().await;
-        turn
-    }
-
-    /// Takes the turn as [`take`](Self::take) does, unless one of those before it takes longer than `limit`: it may be
+    /// Waits for the turn of a request about `name`, unless one of those before it takes longer than `limit`: it may be
     /// that of a future that is not polled any more. The answer is then `None`.
     ///
     /// # Cancel safety
     ///
     /// Dropping this gives up the place in line.
-    pub async fn take_within(&self, name: &str, limit: Duration) -> Option<Turn<'_>> {
+    pub async fn take(&self, name: &str, limit: Duration) -> Option<Turn<'_>> {
         let mut turn = self.stand(name);
         let line = turn.line.clone()?;
         {
@@ -101,7 +91,7 @@ impl Turns {
                 }
             }
         };
-        // Made before it has the turn, so that its drop removes a name that nobody uses in any case.
+        // Made before it has the turn, so that its drop removes a name that is not in use in any case.
         Turn { turns: self, name, line: Some(line), has: None }
     }
 }
@@ -143,13 +133,15 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     #[tokio::test]
     async fn each_has_its_turn_in_the_order_in_which_it_came() {
         let turns = Turns::default();
-        let first = turns.take("a").await;
-        let mut others: Vec<_> = (0..3).map(|_| Box::pin(turns.take("a"))).collect();
+        let first = turns.take("a", LONG).await;
+        let mut others: Vec<_> = (0..3).map(|_| Box::pin(turns.take("a", LONG))).collect();
         assert!(others.iter_mut().all(|other| other.as_mut().now_or_never().is_none()));
-        assert!(turns.take("b").now_or_never().is_some(), "another name has turns of its own");
+        assert!(turns.take("b", LONG).now_or_never().is_some(), "another name has turns of its own");
         drop(first);
         for mut next in std::mem::take(&mut others) {
             assert!(next.as_mut().now_or_never().is_some());
@@ -157,10 +149,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_turn_that_takes_too_long_is_not_waited_for() {
+        let turns = Turns::default();
+        let first = turns.take("a", LONG).await;
+        assert!(turns.take("a", Duration::from_millis(1)).await.is_none());
+        drop(first);
+        assert!(turns.take("a", LONG).now_or_never().flatten().is_some());
+    }
+
+    #[tokio::test]
     async fn whoever_goes_away_gives_its_place_up_and_no_name_stays() {
         let turns = Turns::default();
-        let first = turns.take("a").await;
-        let (mut second, mut third) = (Box::pin(turns.take("a")), Box::pin(turns.take("a")));
+        let first = turns.take("a", LONG).await;
+        let (mut second, mut third) = (Box::pin(turns.take("a", LONG)), Box::pin(turns.take("a", LONG)));
         assert!(second.as_mut().now_or_never().is_none() && third.as_mut().now_or_never().is_none());
         drop(first);
         // It has the turn by now, and was never polled again.
