@@ -139,7 +139,7 @@ enum Task {
     /// Make the lock table of a database if it is missing
     ///
     /// The store is that of --locks. The user needs the right to create tables; `dlock schema` prints the statements
-    /// for an administrator. Redis and ZooKeeper need no table.
+    /// for an administrator. Redis, ZooKeeper and etcd need no table.
     Migrate,
     /// Print the statements that `migrate` runs, with the rights of a service as comments
     Schema(schema::Schema),

@@ -41,8 +41,9 @@ async fn holder(servers: &Servers, entry: &Entry, permits: Option<u32>) -> Resul
     let mut holder = entry.holder(permits);
     if let Some(taken_for) = entry.left_for() {
         let lease = entry.lease;
-        let left =
-            servers.look(|mut client| async move { client.lease_time_to_live(lease, None).await }).await?;
+        let left = servers
+            .look(|client| async move { client.lease_client().time_to_live(lease, None).await })
+            .await?;
         // The lease is longer than what was asked for.
         let left = std::time::Duration::from_secs(left.ttl().try_into().unwrap_or(0));
         holder.expires_in = Some(left.min(taken_for));

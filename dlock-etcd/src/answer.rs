@@ -146,6 +146,11 @@ impl Answer {
         self.entries.dedup_by(|one, other| one.key == other.key);
     }
 
+    /// Is `true` if nothing of this lock was read.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.number.is_none() && !self.is_foreign
+    }
+
     pub(crate) fn find(&self, key: &str) -> Option<usize> {
         self.entries.iter().position(|entry| entry.key == key)
     }

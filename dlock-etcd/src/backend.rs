@@ -10,7 +10,7 @@ use dlock_core::backend::{
     LockId, Mode, Occupancy, RequestClock, ServerAddress, Turns, boxed,
 };
 use dlock_core::{Error, Failure, Holder, Key, Operation, keeper};
-use etcd_client::{Compare, CompareOp, Txn};
+use etcd_client::{Compare, CompareOp, ResponseHeader, Txn};
 use futures_util::future::try_join_all;
 
 use crate::administration::{self, Which};
@@ -176,7 +176,6 @@ impl Backend for Etcd {
             then.push(claim.put());
             reads.extend(claim.reads());
         }
-        then.extend(reads.clone());
         let txn = Txn::new().when(when).and_then(then).or_else(reads);
         let limit = claims.iter().map(|claim| claim.request.request_timeout).min().unwrap_or(PATIENCE);
         let (leases, flights): (Vec<_>, Vec<_>) = claims.iter_mut().map(|claim| claim.parts()).unzip();
@@ -188,6 +187,10 @@ impl Backend for Etcd {
             }
             answer => answer?,
         };
+        if answer.succeeded() {
+            let revision = answer.header().map_or(0, ResponseHeader::revision);
+            return Ok(BatchAttempt::Granted(claims.iter_mut().map(|claim| claim.alone(revision)).collect()));
+        }
         let answers: Vec<_> = claims.iter().map(|claim| Answer::of(&answer, &claim.number_key)).collect();
         // Of all of them before any is judged: a key that nobody knows of would not be withdrawn.
         for (claim, of_claim) in claims.iter_mut().zip(&answers) {
@@ -195,21 +198,37 @@ impl Backend for Etcd {
                 claim.stands(&of_claim.entries[at]);
             }
         }
+        let own = claims.iter().zip(&answers).filter(|(claim, of_claim)| of_claim.find(&claim.key).is_some());
+        let own = own.count();
+        let is_part = own > 0 && own < claims.len();
         let mut grants = Vec::with_capacity(claims.len());
+        let mut taken = None;
         for (place, (claim, of_claim)) in claims.iter_mut().zip(&answers).enumerate() {
-            let attempt = match of_claim.find(&claim.key) {
-                Some(at) => claim.judge(of_claim, at)?,
-                None => {
-                    if claim.request.waits {
-                        claim.listen(claim.directory())?;
-                    }
-                    claim.missing(of_claim)?
-                }
-            };
-            match attempt {
-                Attempt::Granted(grant) => grants.push(grant),
-                Attempt::Busy(busy) => return Ok(BatchAttempt::Busy { place, busy }),
+            match of_claim.find(&claim.key) {
+                // An earlier attempt was carried out, and a key of it is gone: the others would be in the way of this
+                // batch itself.
+                Some(_) if is_part => claim.remove().await?,
+                Some(at) => match claim.judge(of_claim, at)? {
+                    Attempt::Granted(grant) => grants.push(grant),
+                    Attempt::Busy(busy) => return Ok(BatchAttempt::Busy { place, busy }),
+                },
+                // It is free: another one is in the way.
+                None if of_claim.is_empty() => {}
+                None => taken = taken.or(Some(place)),
             }
+        }
+        if let Some(place) = taken {
+            let claim = &mut claims[place];
+            if claim.request.waits {
+                claim.listen(claim.directory())?;
+            }
+            return match claim.missing(&answers[place])? {
+                Attempt::Busy(busy) => Ok(BatchAttempt::Busy { place, busy }),
+                Attempt::Granted(_) => Err(Failure::unknown("a lock that is taken was granted")),
+            };
+        }
+        if grants.len() < claims.len() {
+            return Err(Failure::unknown("some of the keys of the batch were deleted"));
         }
         Ok(BatchAttempt::Granted(grants))
     }

@@ -10,13 +10,15 @@
 //! Each attempt that puts is in flight by a way of its own, since the servers carry requests out in any order. Claims
 //! of this process put their keys for one directory one after the other, so that they stand there in their order.
 //!
-//! A place lives by attempts: `changed` ends when the lease is to be renewed. Where the lease is longer than [`PLACE`],
-//! a claim that has to wait goes over to one of that length, so that a waiter that is gone keeps others no longer; its
-//! grant is then for that length at first, and its first renewal goes over to a lease of the full one. Going over is a
-//! put of the same key, which keeps its place.
+//! A place lives by attempts: `changed` ends when the lease is to be renewed. A claim that may stand in the queue has a
+//! lease of [`PLACE`] at most, so that a waiter that is gone keeps others no longer; its grant is then for that length
+//! at first, and its first renewal goes over to a lease of the full one. Going over is a put of the same key, which
+//! keeps its place.
 //!
-//! A claim that does not wait takes no place: its put is made only if the directory is empty. For readers and permits,
-//! which need not find it empty, it puts, looks, and deletes its key again at once.
+//! An attempt that finds the directory empty puts its key and is granted; nothing is read. Where it is not empty, the
+//! same transaction puts the key behind the others and reads those that decide. A claim that does not wait takes no
+//! place, and only reads; for readers and permits, which need not find the directory empty, it puts, looks, and deletes
+//! its key again at once.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,8 +27,7 @@ use std::time::Duration;
 
 use dlock_core::backend::notify::Listener;
 use dlock_core::backend::{
-    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Turn, Validity, Withdrawal,
-    sleep_until,
+    Attempt, Busy, Claim, ClaimRequest, Grant, Mode, Renewed, RequestClock, Turn, Validity, Withdrawal, sleep,
 };
 use dlock_core::{ErrorKind, Failure};
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, SortOrder, SortTarget, Txn, TxnOp};
@@ -43,7 +44,7 @@ use crate::shared::Shared;
 /// The most steps of one attempt.
 const STEPS: u32 = 4;
 /// The length in seconds of the lease of a claim that waits.
-const PLACE: i64 = 15;
+pub(crate) const PLACE: i64 = 15;
 /// What the value of each key of a claim is greater than, but for a key that was left.
 const HELD: &str = "m";
 
@@ -53,19 +54,21 @@ pub struct EtcdClaim {
     pub(crate) request: ClaimRequest,
     clock: RequestClock,
     /// The mode in which the key is put: a reader's from the call of a downgrade on.
-    mode: Mode,
+    pub(crate) mode: Mode,
     /// The key of the number of permits, before which the directory's is the same with a slash.
     pub(crate) number_key: String,
     pub(crate) key: String,
     /// The line about the holder, from the first attempt on.
-    line: String,
-    lease: Option<Lease>,
-    /// Is `true` if the lease was made by the attempt that is under way.
-    is_fresh: bool,
-    flight: Flight,
-    place: Option<i64>,
+    pub(crate) line: String,
+    pub(crate) lease: Option<Lease>,
+    /// The lease of a renewal that was cut off or failed, for the next one: the key may have been put under it.
+    pub(crate) next: Option<Lease>,
+    /// The lease of a number of permits that may not be stored under it.
+    of_number: Option<i64>,
+    pub(crate) flight: Flight,
+    pub(crate) place: Option<i64>,
     /// The revision of the last change of its key, while it has a place.
-    changed: i64,
+    pub(crate) changed: i64,
     wait: Option<(String, Listener)>,
     /// The claim had something on the servers, which a withdrawal has removed.
     removed: bool,
@@ -83,7 +86,8 @@ impl EtcdClaim {
             request,
             clock,
             lease: None,
-            is_fresh: false,
+            next: None,
+            of_number: None,
             flight: Flight::default(),
             place: None,
             changed: 0,
@@ -96,21 +100,31 @@ impl EtcdClaim {
         format!("{}/", self.number_key)
     }
 
+    /// Is `true` if the key of the claim may stand behind others.
+    fn queues(&self) -> bool {
+        self.request.waits || self.request.mode != Mode::Exclusive
+    }
+
     /// Takes a lease from the pool or has one made, if the claim has none.
     pub(crate) async fn ensure_lease(&mut self) -> Result<(), Failure> {
-        self.is_fresh = false;
         if self.lease.is_none() {
-            let made =
-                self.shared.servers.lease(seconds(self.request.lease), self.request.request_timeout).await?;
-            (self.lease, self.is_fresh) = (Some(made.0), made.1);
+            let full = seconds(self.request.lease);
+            let ttl = if self.queues() { full.min(PLACE) } else { full };
+            let made = self.shared.servers.lease(ttl, self.request.request_timeout).await?;
+            self.lease = Some(made.0);
         }
         Ok(())
     }
 
-    /// Returns the lease, if it has to be renewed, and the account of what may put the key.
+    /// Returns the lease, if its proof is too old for a grant, and the account of what may put the key.
     pub(crate) fn parts(&mut self) -> (Option<&mut Lease>, &mut Flight) {
         self.flight.way.1 = self.lease_id();
-        (self.lease.as_mut().filter(|_| !self.is_fresh), &mut self.flight)
+        let length = self.request.lease;
+        let is_old = |lease: &&mut Lease| {
+            let ttl = Duration::from_secs(lease.ttl.unsigned_abs());
+            ttl.saturating_sub(lease.left()) > ttl.min(length) / 8
+        };
+        (self.lease.as_mut().filter(is_old), &mut self.flight)
     }
 
     /// Notes that the lease has ended, and with it all that was or will be put under it. Returns whether the claim had
@@ -136,7 +150,7 @@ impl EtcdClaim {
         Ok(Answer::of(&answer, &self.number_key))
     }
 
-    fn lease_id(&self) -> i64 {
+    pub(crate) fn lease_id(&self) -> i64 {
         self.lease.as_ref().map_or(0, |lease| lease.id)
     }
 
@@ -145,7 +159,7 @@ impl EtcdClaim {
         self.put_as(value(self.mode, &self.line), self.lease_id())
     }
 
-    fn put_as(&self, text: String, lease: i64) -> TxnOp {
+    pub(crate) fn put_as(&self, text: String, lease: i64) -> TxnOp {
         TxnOp::put(&*self.key, text, Some(PutOptions::new().with_lease(lease)))
     }
 
@@ -155,7 +169,7 @@ impl EtcdClaim {
         let all = || GetOptions::new().with_prefix();
         let mut reads = vec![TxnOp::get(&*self.number_key, None)];
         if self.request.mode == Mode::Exclusive {
-            // The first entry, the own one and that before it are enough. The own one is the last when it is put.
+            // The first entry, the own one and the one before it are enough. The own one is the last when it is put.
             let first = all().with_sort(SortTarget::Create, SortOrder::Ascend).with_limit(1);
             let mut last = all().with_sort(SortTarget::Create, SortOrder::Descend).with_limit(2);
             if let Some(place) = self.place {
@@ -172,29 +186,35 @@ impl EtcdClaim {
     /// Returns the transaction of an attempt. Where a semaphore has no number yet, `first` is the revision at which
     /// that was seen, and the operation that stores one.
     fn step(&self, first: Option<(i64, TxnOp)>) -> Txn {
-        let reads = self.reads();
+        let mut reads = self.reads();
         if self.place.is_some() {
             return Txn::new().and_then(reads);
         }
         let created = |key: &str| Compare::create_revision(key, CompareOp::Equal, 0);
         let mut when = vec![created(&self.key)];
+        if let Some((revision, number)) = first {
+            when.push(created(&self.number_key));
+            when.push(unchanged(&self.number_key, revision));
+            let then = [self.put(), number].into_iter().chain(reads.clone());
+            return Txn::new().when(when).and_then(then.collect::<Vec<_>>()).or_else(reads);
+        }
+        let mut alone = vec![created(&self.directory()).with_prefix()];
         let mut then = vec![self.put()];
-        match (self.request.mode, first) {
-            (Mode::Permits { .. }, Some((revision, number))) => {
-                when.push(created(&self.number_key));
-                when.push(unchanged(&self.number_key, revision));
-                then.push(number);
+        match self.request.mode {
+            Mode::Permits { of, .. } => {
+                alone.extend(semaphore::is(&self.number_key, of));
+                when.extend(semaphore::is(&self.number_key, of));
+                then.push(TxnOp::get(&*self.number_key, None));
             }
-            (Mode::Permits { of, .. }, None) => when.extend(semaphore::is(&self.number_key, of)),
-            (mode, _) => {
+            _ => {
+                alone.push(created(&self.number_key));
                 when.push(created(&self.number_key));
-                if mode == Mode::Exclusive && !self.request.waits {
-                    when.push(created(&self.directory()).with_prefix());
-                }
             }
         }
-        then.extend(reads.clone());
-        Txn::new().when(when).and_then(then).or_else(reads)
+        if self.queues() {
+            reads.insert(0, TxnOp::txn(Txn::new().when(when).and_then([self.put()])));
+        }
+        Txn::new().when(alone).and_then(then).or_else(reads)
     }
 
     /// Notes where the key of the claim was seen.
@@ -202,54 +222,20 @@ impl EtcdClaim {
         (self.place, self.changed) = (Some(own.revision), own.changed);
     }
 
-    /// Takes over the lease that the key has, if that is another one than the claim knows: it was put by another object
-    /// with the token of this claim, or the answer to its going over was lost.
-    fn adopts(&mut self, own: &Entry) -> bool {
-        let is_other = own.lease != self.lease_id();
-        if is_other {
-            let (id, ttl) = (own.lease, PLACE.min(seconds(self.request.lease)));
-            self.lease = Some(Lease { id, ttl, renewed: tokio::time::Instant::now(), stream: None });
-        }
-        is_other
+    /// Notes that the key of the claim was put at this revision, in an empty directory.
+    pub(crate) fn alone(&mut self, revision: i64) -> Grant {
+        (self.place, self.changed, self.wait) = (Some(revision), revision, None);
+        self.grant(revision)
     }
 
-    /// Goes over to a lease of this length, which runs in full from now on.
-    async fn go_over(&mut self, ttl: i64) -> Result<Renewed, Failure> {
-        let (limit, shared) = (self.request.request_timeout, Arc::clone(&self.shared));
-        let (mut lease, is_fresh) = shared.servers.lease(ttl, limit).await?;
-        let put = self.put_as(value(self.mode, &self.line), lease.id);
-        let renewed = if is_fresh { Vec::new() } else { vec![&mut lease] };
-        // Only from what it is known to be: an earlier request of this kind may arrive after a later one.
-        let same = Compare::mod_revision(&*self.key, CompareOp::Equal, self.changed);
-        let look = TxnOp::get(&*self.key, None);
-        let txn = Txn::new().when([same]).and_then([put]).or_else([look]);
-        let answer = prove(&shared.servers, limit, txn, renewed, Vec::new()).await;
-        // What has ended is the other lease, of the pool: the next try takes another one.
-        let answer = answer.map_err(|failure| match failure.kind() {
-            LEASE_GONE => Failure::unavailable(failure.message().to_owned()),
-            _ => failure,
-        });
-        let answer = Answer::of(&answer?, &self.number_key);
-        let own = answer.entries.first();
-        let own = own.filter(|own| Some(own.revision) == self.place && own.left_for().is_none());
-        match own {
-            _ if answer.succeeded => self.changed = answer.revision,
-            // This request was sent twice.
-            Some(own) if own.lease == lease.id => self.changed = own.changed,
-            Some(own) => {
-                self.changed = own.changed;
-                let _ = self.adopts(own);
-                shared.servers.pool.put(lease);
-                return Err(Failure::unknown("the key of the claim was put by an earlier request"));
-            }
-            None => {
-                shared.servers.pool.put(lease);
-                return Ok(Renewed::Gone);
-            }
+    fn grant(&self, revision: i64) -> Grant {
+        let mut grant = Grant::new(Validity::Lease(self.request.lease)).with_fence(fence(revision));
+        let (ttl, proven_at) = self.lease.as_ref().map_or((0, None), |lease| (lease.ttl, lease.proven_at));
+        grant.proven_at = proven_at;
+        if ttl < seconds(self.request.lease) {
+            grant = grant.with_first_lease(Duration::from_secs(ttl.unsigned_abs()));
         }
-        let before = self.lease.replace(lease).filter(|_| !self.flight.account.may_arrive());
-        before.into_iter().for_each(|before| shared.servers.pool.put(before));
-        Ok(Renewed::Extended)
+        grant
     }
 
     fn not_left(&self) -> Compare {
@@ -267,15 +253,7 @@ impl EtcdClaim {
         }
         let permits = answer.permits().unwrap_or(0);
         let behind = match rule::place(&answer.modes(), at, permits) {
-            Place::Holds => {
-                let grant = Grant::new(Validity::Lease(self.request.lease)).with_fence(fence(own.revision));
-                return Ok(Attempt::Granted(match self.lease.as_ref().map(|lease| lease.ttl) {
-                    Some(ttl) if ttl < seconds(self.request.lease) => {
-                        grant.with_first_lease(Duration::from_secs(ttl.unsigned_abs()))
-                    }
-                    _ => grant,
-                }));
-            }
+            Place::Holds => return Ok(Attempt::Granted(self.grant(own.revision))),
             Place::Conflict(_) => return self.missing(answer),
             Place::Behind(behind) => behind,
         };
@@ -328,7 +306,7 @@ impl EtcdClaim {
     }
 
     async fn try_once(&mut self) -> Result<Attempt, Failure> {
-        let (mut requeued, mut first, mut made) = (false, None, None);
+        let (mut requeued, mut lost_one, mut first) = (false, false, None);
         for _ in 0..STEPS {
             let puts = self.place.is_none();
             let shared = Arc::clone(&self.shared);
@@ -338,16 +316,18 @@ impl EtcdClaim {
             let answer = match self.prove(txn, puts).await {
                 Err(failure) if failure.kind() == LEASE_GONE => {
                     requeued |= self.lost_lease();
+                    // Where two of the pool ended too early, the others may have too: the servers lost them all, or
+                    // the clock of this machine stood still.
+                    if std::mem::replace(&mut lost_one, true) {
+                        self.shared.servers.pool.clear();
+                    }
                     continue;
                 }
                 answer => answer?,
             };
             drop(turn);
-            // Another claim stored the number first: the lease for it would stay for days. No failure of this is one of
-            // the attempt, which may have been granted.
-            let is_unused = |lease: &i64| answer.number.is_some_and(|number| number.lease != *lease);
-            if let Some(lease) = made.take().filter(is_unused) {
-                let _ = self.shared.end_later(lease, Duration::ZERO);
+            if let Some(number) = &answer.number {
+                self.settle_number(Some(number.lease));
             }
             let mut attempt = match (answer.find(&self.key), answer.number) {
                 (Some(at), _) if answer.entries[at].lease != self.lease_id() => {
@@ -356,6 +336,7 @@ impl EtcdClaim {
                     continue;
                 }
                 (Some(at), _) => self.judge(&answer, at)?,
+                (None, _) if puts && answer.succeeded => Attempt::Granted(self.alone(answer.revision)),
                 (None, _) if !puts => {
                     // The place was lost.
                     (self.place, requeued) = (None, true);
@@ -366,8 +347,13 @@ impl EtcdClaim {
                     let _ = self.missing(&answer)?;
                     let (servers, limit) = (&self.shared.servers, self.request.request_timeout);
                     let of = self.request.mode.permits().unwrap_or(0);
-                    let (put, lease) = servers.put_number(limit, &self.number_key, of).await?;
-                    (first, made) = (Some((answer.revision, put)), Some(lease));
+                    let lease = match self.of_number {
+                        Some(lease) => lease,
+                        None => *self.of_number.insert(servers.grant(semaphore::REMEMBERED, limit).await?.id),
+                    };
+                    let options = PutOptions::new().with_lease(lease);
+                    let put = TxnOp::put(&*self.number_key, semaphore::text(of), Some(options));
+                    first = Some((answer.revision, put));
                     continue;
                 }
                 // The number was stored by another claim between two steps.
@@ -376,11 +362,6 @@ impl EtcdClaim {
             };
             if let Attempt::Busy(busy) = &mut attempt {
                 busy.requeued = requeued;
-                let is_long = self.lease.as_ref().is_some_and(|lease| lease.ttl > PLACE);
-                if self.request.waits && self.place.is_some() && is_long && self.flight.account.is_empty() {
-                    // If it fails, the place is kept for longer, or the next attempt finds that it is gone.
-                    let _ = self.go_over(PLACE).await;
-                }
             }
             if let (Attempt::Granted(_), Some(number)) =
                 (&attempt, answer.number.filter(|number| number.is_old()))
@@ -392,8 +373,16 @@ impl EtcdClaim {
         Err(Failure::unknown("the key of the claim was deleted, or its directory changed, again and again"))
     }
 
+    /// Ends the lease that was made for the number of permits, unless the number is `stored` under it: it would stay
+    /// for days. A failure of this is none of the attempt, which may have been granted.
+    fn settle_number(&mut self, stored: Option<i64>) {
+        if let Some(lease) = self.of_number.take().filter(|lease| stored != Some(*lease)) {
+            let _ = self.shared.end_later(lease, Duration::ZERO);
+        }
+    }
+
     /// Deletes the key of the claim, and has nothing of it arrive later.
-    async fn remove(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn remove(&mut self) -> Result<(), Failure> {
         let (limit, servers) = (self.request.request_timeout, &self.shared.servers);
         let txn = Txn::new().when([self.not_left()]).and_then([TxnOp::delete(&*self.key, None)]);
         self.removed |= servers.txn(limit, txn).await?.succeeded();
@@ -423,6 +412,9 @@ impl Claim for EtcdClaim {
             listener.forget();
         }
         let attempt = self.try_once().await;
+        if matches!(attempt, Ok(Attempt::Granted(_))) {
+            self.wait = None;
+        }
         let is_over = match &attempt {
             Ok(Attempt::Busy(_)) => !self.request.waits,
             Err(failure) => failure.kind() == ErrorKind::Conflict,
@@ -439,19 +431,20 @@ impl Claim for EtcdClaim {
         let (Some((_, listener)), Some(lease)) = (&mut self.wait, &self.lease) else {
             return std::future::pending().await;
         };
-        let due = lease.renewed + Duration::from_secs(lease.ttl.unsigned_abs()) / 3;
         tokio::select! {
             news = listener.changed() => news,
-            () = sleep_until(due) => Ok(()),
+            () = sleep(lease.left_of_third()) => Ok(()),
         }
     }
 
     async fn renew(&mut self) -> Result<Renewed, Failure> {
-        let full = seconds(self.request.lease);
-        if self.lease.as_ref().is_some_and(|lease| lease.ttl < full) {
-            return self.go_over(full).await;
+        if self.lease.as_ref().is_some_and(|lease| lease.ttl < seconds(self.request.lease)) {
+            return self.go_over().await;
         }
-        self.is_fresh = false;
+        // The engine counts from this renewal, whatever was proven before.
+        if let Some(lease) = &mut self.lease {
+            lease.proven_at = None;
+        }
         let answer = match self.prove(Txn::new().and_then([TxnOp::get(&*self.key, None)]), false).await {
             Err(failure) if failure.kind() == LEASE_GONE => return Ok(Renewed::Gone),
             answer => answer?,
@@ -473,13 +466,18 @@ impl Claim for EtcdClaim {
     async fn downgrade(&mut self) -> Result<Renewed, Failure> {
         self.mode = Mode::Shared;
         // A put keeps the create revision, and with it the order and the fence.
-        self.go_over(seconds(self.request.lease)).await
+        self.go_over().await
     }
 
     async fn withdraw(&mut self) -> Result<Withdrawal, Failure> {
         self.wait = None;
         if !self.is_clean() {
             self.remove().await?;
+        }
+        if self.of_number.is_some() {
+            let look = Txn::new().and_then([TxnOp::get(&*self.number_key, None)]);
+            let answer = self.shared.servers.txn(self.request.request_timeout, look).await?;
+            self.settle_number(Answer::of(&answer, &self.number_key).number.map(|number| number.lease));
         }
         Ok(if self.removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
     }
@@ -520,10 +518,12 @@ impl Claim for EtcdClaim {
 
 impl Drop for EtcdClaim {
     fn drop(&mut self) {
-        if self.is_clean()
-            && let Some(lease) = self.lease.take()
-        {
-            self.shared.servers.pool.put(lease);
+        // Nothing is put under the next one either, since the key is not the same any more.
+        if self.is_clean() {
+            // Nothing was sent that stores a number, or its answer is known.
+            self.settle_number(None);
+            let leases = self.lease.take().into_iter().chain(self.next.take());
+            leases.for_each(|lease| self.shared.servers.pool.put(lease));
         }
     }
 }

@@ -11,21 +11,23 @@ use crate::servers::{PATIENCE, Servers};
 const SHORTEST: i64 = 1;
 
 pub(crate) async fn diagnose(servers: &Servers) -> Result<Vec<Finding>, Failure> {
-    let members = servers.look(|mut client| async move { client.member_list().await }).await;
+    let members = servers.look(|client| async move { client.cluster_client().member_list().await }).await;
     let mut findings =
         vec![rights(servers.config.has_user), cluster(members.map(|members| members.members().len()))];
     // Without room in the database there is none, which is a finding of its own.
-    let lease = servers.ask(PATIENCE, |mut client| async move { client.lease_grant(SHORTEST, None).await });
+    let lease =
+        servers.ask(PATIENCE, |client| async move { client.lease_client().grant(SHORTEST, None).await });
     if let Ok(lease) = lease.await {
         findings.push(Finding::fine("shortest lease", format!("{} s", lease.ttl())));
         servers.revoke(lease.id(), PATIENCE).await?;
     }
     for (host, client) in servers.each().await {
-        let asked = async { client?.status().await };
+        let asked = async { client?.maintenance_client().status().await };
         findings.push(status(host, within(PATIENCE, asked).await));
     }
-    let alarms =
-        servers.look(|mut client| async move { client.alarm(AlarmAction::Get, AlarmType::None, None).await });
+    let alarms = servers.look(|client| async move {
+        client.maintenance_client().alarm(AlarmAction::Get, AlarmType::None, None).await
+    });
     if let Ok(alarms) = alarms.await {
         findings.extend(alarms.alarms().iter().map(|alarm| of_alarm(alarm.alarm())));
     }

@@ -15,6 +15,7 @@
 use std::time::Duration;
 
 use dlock_core::backend::Mutex;
+use dlock_core::{Clock, Timestamp};
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -26,11 +27,25 @@ pub(crate) struct Lease {
     pub(crate) id: i64,
     /// In seconds, as it was asked for.
     pub(crate) ttl: i64,
-    /// When the request was sent that last renewed it.
-    pub(crate) renewed: tokio::time::Instant,
+    /// The time from which it certainly runs in full, by the clock of the machine: the send of the last step that
+    /// proved it.
+    pub(crate) proven_at: Option<Timestamp>,
     /// The stream of its keep-alives, while none is under way: an answer that was not read must not count for the next.
     /// Of a few leases only, since servers may bound the streams of a connection.
     pub(crate) stream: Option<(LeaseKeeper, LeaseKeepAliveStream, OwnedSemaphorePermit)>,
+}
+
+impl Lease {
+    /// Returns how long it certainly runs on.
+    pub(crate) fn left(&self) -> Duration {
+        let age = self.proven_at.map_or(Duration::MAX, |proven_at| Clock::system().now().since(proven_at));
+        Duration::from_secs(self.ttl.unsigned_abs()).saturating_sub(age)
+    }
+
+    /// Returns how long it certainly runs on before a third of it has passed, after which it is to be renewed.
+    pub(crate) fn left_of_third(&self) -> Duration {
+        self.left().saturating_sub(Duration::from_secs(self.ttl.unsigned_abs()) * 2 / 3)
+    }
 }
 
 /// Returns the length in whole seconds that is no shorter.
@@ -55,7 +70,7 @@ impl Pool {
     /// Takes the youngest lease of this length that certainly runs for half of it.
     pub(crate) fn take(&self, ttl: i64) -> Option<Lease> {
         let mut leases = self.0.lock();
-        leases.retain(|lease| lease.renewed.elapsed().as_secs_f64() < lease.ttl as f64 / 2.0);
+        leases.retain(|lease| lease.left() > Duration::from_secs(lease.ttl.unsigned_abs()) / 2);
         let at = leases.iter().rposition(|lease| lease.ttl == ttl)?;
         Some(leases.remove(at))
     }

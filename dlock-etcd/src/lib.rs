@@ -14,6 +14,7 @@ mod claim;
 mod config;
 mod diagnosis;
 mod error;
+mod going_over;
 mod lease;
 mod names;
 mod proof;

@@ -13,12 +13,16 @@
 //!   began, and lets all leases run in full from its election on.
 //!
 //! So the lease runs in full from the beginning of the step. A grant of a lease needs a majority by itself.
+//!
+//! A proof counts for what comes soon after it too: an acquire under a lease of the pool that was proven within the
+//! last eighth of its length asks for none, and its grant counts from that proof. So sections that follow each other
+//! cost two transactions each.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::Failure;
 use dlock_core::backend::{InFlight, by_then};
+use dlock_core::{Clock, Failure};
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnResponse};
 use futures_util::future::try_join_all;
 
@@ -53,6 +57,7 @@ pub(crate) async fn prove(
 ) -> Result<TxnResponse, Failure> {
     // Where no server is reached, none begins.
     let before: Vec<u64> = flights.iter().map(|flight| flight.way.0).collect();
+    let sent = Clock::system().now();
     let asked = servers.ask(limit, |client| {
         flights.iter_mut().for_each(|flight| flight.begin());
         let txn = txn.clone();
@@ -73,7 +78,10 @@ pub(crate) async fn prove(
     }
     let answer = answer?;
     match kept {
-        Ok(_) if is_proven => Ok(answer),
+        Ok(_) if is_proven => {
+            leases.iter_mut().for_each(|lease| lease.proven_at = Some(sent));
+            Ok(answer)
+        }
         Ok(_) => {
             // The next keep-alive goes where the next transaction goes.
             leases.iter_mut().for_each(|lease| lease.stream = None);
@@ -95,13 +103,13 @@ impl Servers {
     }
 
     pub(crate) async fn grant(&self, ttl: i64, limit: Duration) -> Result<Lease, Failure> {
-        let renewed = tokio::time::Instant::now();
+        let sent = Clock::system().now();
         let granted =
-            self.ask(limit, |mut client| async move { client.lease_grant(ttl, None).await }).await?;
+            self.ask(limit, |client| async move { client.lease_client().grant(ttl, None).await }).await?;
         if granted.ttl() < ttl {
             return Err(Failure::invalid_config(format!("the servers grant {} s of {ttl} s", granted.ttl())));
         }
-        Ok(Lease { id: granted.id(), ttl, renewed, stream: None })
+        Ok(Lease { id: granted.id(), ttl, proven_at: Some(sent), stream: None })
     }
 
     /// Renews a lease, and returns the term of the server that answered.
@@ -110,7 +118,7 @@ impl Servers {
     ///
     /// [`LEASE_GONE`] when the lease has ended.
     pub(crate) async fn keep_alive(&self, lease: &mut Lease, limit: Duration) -> Result<u64, Failure> {
-        let (sent, id) = (tokio::time::Instant::now(), lease.id);
+        let id = lease.id;
         let keeping = async {
             loop {
                 let open = lease.stream.take();
@@ -119,8 +127,8 @@ impl Servers {
                     Some((keeper, answers, place)) => (keeper, answers, Some(place)),
                     // The library reads the first answer, and does not show it.
                     None => {
-                        let opening =
-                            self.ask(limit, |mut client| async move { client.lease_keep_alive(id).await });
+                        let opening = self
+                            .ask(limit, |client| async move { client.lease_client().keep_alive(id).await });
                         let (keeper, answers) = opening.await?;
                         (keeper, answers, None)
                     }
@@ -134,7 +142,6 @@ impl Servers {
                     Ok(Some(answer)) if answer.ttl() >= lease.ttl => {
                         let place = place.or_else(|| Arc::clone(&self.streams).try_acquire_owned().ok());
                         lease.stream = place.map(|place| (keeper, answers, place));
-                        lease.renewed = sent;
                         return Ok(answer.header().map_or(0, |header| header.raft_term()));
                     }
                     // The connection of an open stream may be an old one.
@@ -144,29 +151,17 @@ impl Servers {
                 }
             }
         };
-        by_then(sent + limit, keeping)
+        by_then(tokio::time::Instant::now() + limit, keeping)
             .await
             .unwrap_or_else(|| Err(Failure::unknown("no answer to a keep-alive")))
     }
 
     /// Ends a lease, with all keys under it. Nothing that is put under it later is stored.
     pub(crate) async fn revoke(&self, id: i64, limit: Duration) -> Result<(), Failure> {
-        match self.ask(limit, |mut client| async move { client.lease_revoke(id).await }).await {
+        match self.ask(limit, |client| async move { client.lease_client().revoke(id).await }).await {
             Err(failure) if failure.kind() != LEASE_GONE => Err(failure),
             _ => Ok(()),
         }
-    }
-
-    /// Makes a lease for a number of permits, and returns the operation that stores the number, and the lease.
-    pub(crate) async fn put_number(
-        &self,
-        limit: Duration,
-        key: &str,
-        permits: u32,
-    ) -> Result<(TxnOp, i64), Failure> {
-        let lease = self.grant(semaphore::REMEMBERED, limit).await?;
-        let options = PutOptions::new().with_lease(lease.id);
-        Ok((TxnOp::put(key, semaphore::text(permits), Some(options)), lease.id))
     }
 
     /// Stores another number of permits, unless the number has changed since `before`. Returns whether it was stored.
@@ -181,7 +176,8 @@ impl Servers {
         let lease = before.lease;
         // Another program may have stored the number without one.
         if lease != 0 {
-            match self.ask(limit, |mut client| async move { client.lease_keep_alive(lease).await }).await {
+            match self.ask(limit, |client| async move { client.lease_client().keep_alive(lease).await }).await
+            {
                 Err(failure) if failure.kind() == LEASE_GONE => return Ok(false),
                 renewed => drop(renewed?),
             }

@@ -51,7 +51,7 @@ pub(crate) struct Servers {
 /// The connection to a server.
 #[derive(Default)]
 struct Member {
-    client: Mutex<Option<Client>>,
+    client: Mutex<Option<Arc<Client>>>,
     /// For the one task that makes it: to check a password costs the servers a lot.
     making: tokio::sync::Mutex<()>,
 }
@@ -76,7 +76,7 @@ impl Servers {
     pub(crate) async fn ask<T, F>(
         &self,
         limit: Duration,
-        mut call: impl FnMut(Client) -> F + Send,
+        mut call: impl FnMut(Arc<Client>) -> F + Send,
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Error>> + Send,
@@ -89,7 +89,7 @@ impl Servers {
             let until = if left == 0 { end } else { now + end.saturating_duration_since(now) / 2 };
             let asked = async {
                 let client = self.client(at).await?;
-                match call(client.clone()).await {
+                match call(Arc::clone(&client)).await {
                     // The library notices only tokens that have expired.
                     Err(error) if is_of_old_rights(&error) => {
                         client.refresh_token().await?;
@@ -118,7 +118,7 @@ impl Servers {
     }
 
     /// Makes a request that changes nothing.
-    pub(crate) async fn look<T, F>(&self, call: impl FnMut(Client) -> F + Send) -> Result<T, Failure>
+    pub(crate) async fn look<T, F>(&self, call: impl FnMut(Arc<Client>) -> F + Send) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Error>> + Send,
     {
@@ -138,10 +138,10 @@ impl Servers {
     }
 
     /// Returns the connection to a server, which is made by its first request.
-    async fn client(&self, at: usize) -> Result<Client, Error> {
+    async fn client(&self, at: usize) -> Result<Arc<Client>, Error> {
         let member = Arc::clone(&self.members[at]);
         if let Some(client) = &*member.client.lock() {
-            return Ok(client.clone());
+            return Ok(Arc::clone(client));
         }
         let (host, options) = (self.config.hosts[at].clone(), self.config.options.clone());
         let internal = |text: String| Error::Internal(text);
@@ -153,14 +153,14 @@ impl Servers {
             if let Some(client) = there {
                 return Ok(client);
             }
-            let client = Client::connect([host], Some(options)).await?;
-            Ok(member.client.lock().get_or_insert(client).clone())
+            let client = Arc::new(Client::connect([host], Some(options)).await?);
+            Ok(Arc::clone(member.client.lock().get_or_insert(client)))
         });
         made.await.map_err(|error| internal(error.to_string()))?
     }
 
     /// Returns the connection to each server, and its address.
-    pub(crate) async fn each(&self) -> Vec<(&str, Result<Client, Error>)> {
+    pub(crate) async fn each(&self) -> Vec<(&str, Result<Arc<Client>, Error>)> {
         let mut all = Vec::new();
         for (at, host) in self.config.hosts.iter().enumerate() {
             all.push((&**host, self.client(at).await));

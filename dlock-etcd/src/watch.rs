@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dlock_core::Failure;
 use dlock_core::backend::notify::{Connection, Event, Source};
-use etcd_client::{WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{EventType, KeyValue, WatchOptions, WatchResponse, WatchStream};
 
 use crate::error::failure;
 use crate::servers::{PATIENCE, Servers};
@@ -37,9 +37,9 @@ impl Source for Watching {
         let servers = self.0.upgrade().ok_or_else(closed)?;
         // The library opens a stream with its first watch: of a key that nothing has.
         let first = format!("{}/", servers.config.prefix);
-        let opening = servers.ask(PATIENCE, |mut client| {
+        let opening = servers.ask(PATIENCE, |client| {
             let first = first.clone();
-            async move { client.watch(first, Some(WatchOptions::new().with_watch_id(1))).await }
+            async move { client.watch_client().watch(first, Some(WatchOptions::new().with_watch_id(1))).await }
         });
         Ok(Watches { stream: opening.await?, channels: HashMap::new(), last: 1, begun: Instant::now() })
     }
@@ -105,9 +105,20 @@ impl Watches {
             // A claim that cannot be notified asks again from time to time.
             return Ok(Some(Event::Denied(vec![channel], Failure::unavailable(reason.to_owned()))));
         }
-        Ok(Some(match answer.created() {
-            true => Event::Subscribed(vec![channel]),
-            false => Event::Message(channel.to_string()),
-        }))
+        if answer.created() {
+            return Ok(Some(Event::Subscribed(vec![channel])));
+        }
+        // A key that is added to a directory stands behind those that wait. Between the number of permits and the
+        // directory there are keys of other locks.
+        let matters = |event: &etcd_client::Event| {
+            let key = event.kv().map_or(&[][..], KeyValue::key);
+            match key.strip_prefix(channel.trim_end_matches('/').as_bytes()) {
+                Some([]) => true,
+                Some([b'/', ..]) => event.event_type() == EventType::Delete,
+                _ => false,
+            }
+        };
+        let is_news = !channel.ends_with('/') || answer.events().iter().any(matters);
+        Ok(is_news.then(|| Event::Message(channel.to_string())))
     }
 }

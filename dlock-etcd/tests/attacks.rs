@@ -44,22 +44,30 @@ async fn granted(etcd: &Etcd, key: &str, lease: Duration) -> EtcdClaim {
     claim
 }
 
-/// Puts a lease whose stream of keep-alives goes to the first server into the pool.
-async fn fill_pool(etcd: &Etcd, lease: Duration) {
-    let mut claim = granted(etcd, "another", lease).await;
-    assert_eq!(claim.renew().await.unwrap(), Renewed::Extended);
-    assert!(claim.withdraw().await.unwrap().removed);
+/// Puts leases whose streams of keep-alives go to the first server into the pool, and lets their proofs get too old for
+/// a grant.
+async fn fill_pool(etcd: &Etcd, lease: Duration, count: usize) {
+    let mut claims = Vec::new();
+    for at in 0..count {
+        let mut claim = granted(etcd, &format!("another{at}"), lease).await;
+        assert_eq!(claim.renew().await.unwrap(), Renewed::Extended);
+        assert!(claim.withdraw().await.unwrap().removed);
+        claims.push(claim);
+    }
+    drop(claims);
+    tokio::time::sleep(lease / 7).await;
 }
 
 #[tokio::test]
 async fn a_grant_that_was_carried_out_and_not_proven_is_withdrawn() {
     let on = Twice::start();
     let etcd = on.connect().await;
-    fill_pool(&etcd, Duration::from_secs(30)).await;
+    let lease = Duration::from_secs(14);
+    fill_pool(&etcd, lease, 1).await;
     on.one.set(Direction::ToServer, Flow::Hold);
     // Goes over to the other server; the stream of the lease does not.
     etcd.inspect(&Key::new("room").unwrap()).await.unwrap();
-    let mut claim = claim(&etcd, "room", Duration::from_secs(30), true).await;
+    let mut claim = claim(&etcd, "room", lease, true).await;
     assert_eq!(claim.attempt().await.unwrap_err().kind(), ErrorKind::Unknown);
     assert_eq!(on.entries("room").len(), 1, "it was carried out");
     assert!(!claim.is_clean());
@@ -94,16 +102,8 @@ async fn a_put_that_arrives_late_takes_a_lock_to_no_lease_that_nobody_renews() {
 async fn a_batch_of_which_one_lease_ended_leaves_none_of_the_other_keys() {
     let on = Twice::start();
     let etcd = on.connect().await;
-    let (lease, keys) = (Duration::from_secs(24), ["a", "b", "c"]);
-    // Three leases in the pool, whose streams of keep-alives go to the first server.
-    let mut before = Vec::new();
-    for key in keys {
-        let mut claim = granted(&etcd, key, lease).await;
-        assert_eq!(claim.renew().await.unwrap(), Renewed::Extended);
-        let _ = claim.withdraw().await.unwrap();
-        before.push(claim);
-    }
-    drop(before);
+    let (lease, keys) = (Duration::from_secs(14), ["a", "b", "c"]);
+    fill_pool(&etcd, lease, keys.len()).await;
     on.one.set(Direction::ToServer, Flow::Hold);
     etcd.inspect(&Key::new("room").unwrap()).await.unwrap();
     let mut claims = Vec::new();
@@ -283,7 +283,10 @@ async fn claims_that_find_a_new_semaphore_at_one_moment_leave_one_lease_for_its_
 #[tokio::test]
 async fn a_number_of_permits_that_is_changed_keeps_its_lease() {
     let server = EtcdServer::start().unwrap();
-    let locks = Locks::new(Etcd::connect(&server.url()).await.unwrap());
+    // So short that no renewal goes over to a longer one.
+    let lease = Duration::from_secs(12);
+    let locks =
+        Locks::builder(Etcd::connect(&server.url()).await.unwrap()).with_lease(lease).build().unwrap();
     let guard = locks.semaphore("room", 4).acquire().await.unwrap();
     let of_number = |server: &EtcdServer| server.admin().entry("dlock/room").unwrap();
     let before = of_number(&server);

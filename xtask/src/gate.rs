@@ -134,16 +134,16 @@ const SUITES: &[Suite] = &[
     },
     Suite {
         package: "dlock-etcd",
-        targets: &["attacks"],
+        targets: &["attacks", "proofs", "wakes"],
         always: Share::Nothing,
         changed: Share::Whole,
         tests: &["dlock-etcd/"],
-        more: 40,
+        more: 120,
     },
-    // Random, and another run each time.
+    // Random, and another run each time; or minutes long.
     Suite {
         package: "dlock-etcd",
-        targets: &["storm"],
+        targets: &["crowds", "storm"],
         always: Share::Nothing,
         changed: Share::Nothing,
         tests: &[],

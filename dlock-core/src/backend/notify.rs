@@ -166,7 +166,8 @@ impl Channels {
         Self { shared, orders, session: Mutex::new(Some(KeeperTask(Box::pin(keeper.run())))) }
     }
 
-    /// Listens to a channel. The first news is that it was subscribed, unless it was before.
+    /// Listens to a channel. The first news is that it is subscribed, also where it was before: what the caller looked
+    /// at may have changed before it listened.
     ///
     /// # Errors
     ///
@@ -181,7 +182,13 @@ impl Channels {
         drop(session);
         let mut by_name = self.shared.by_name.lock();
         let (channel, news) = match by_name.get_key_value(channel) {
-            Some((name, news)) => (Arc::clone(name), news.subscribe()),
+            Some((name, sender)) => {
+                let mut news = sender.subscribe();
+                if sender.borrow().subscribed {
+                    news.mark_changed();
+                }
+                (Arc::clone(name), news)
+            }
             None => {
                 let name: Arc<str> = channel.into();
                 let (sender, news) = watch::channel(ChannelState::default());
@@ -500,6 +507,55 @@ async fn until(time: Option<Instant>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A server that confirms each subscription, and sends no message.
+    struct Confirming;
+
+    struct Confirmed(VecDeque<Arc<str>>);
+
+    impl Source for Confirming {
+        type Connection = Confirmed;
+
+        async fn open(&self) -> Result<Confirmed, Failure> {
+            Ok(Confirmed(VecDeque::new()))
+        }
+    }
+
+    impl Connection for Confirmed {
+        async fn subscribe(&mut self, channels: &[Arc<str>]) -> Result<(), Failure> {
+            self.0.extend(channels.iter().cloned());
+            Ok(())
+        }
+
+        async fn unsubscribe(&mut self, _: &[Arc<str>]) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        async fn next(&mut self) -> Result<Event, Failure> {
+            match self.0.pop_front() {
+                Some(channel) => Ok(Event::Subscribed(vec![channel])),
+                None => std::future::pending().await,
+            }
+        }
+
+        async fn ping(&mut self) -> Result<(), Failure> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn who_listens_to_a_channel_that_others_have_looks_once_more() {
+        let channels = Channels::new(Confirming);
+        let mut first = channels.listen("room").unwrap();
+        first.changed().await.unwrap();
+        assert!(first.is_quiet());
+        let mut second = channels.listen("room").unwrap();
+        assert!(!second.is_quiet(), "a message may have come between its look and this");
+        second.changed().await.unwrap();
+        assert!(second.is_quiet());
+        let joined = channels.join("room").unwrap();
+        assert!(joined.is_quiet(), "who joins looks after it");
+    }
 
     #[test]
     fn who_leaves_a_channel_later_puts_off_its_end() {

@@ -6,4 +6,5 @@ mod clusters;
 mod foreign;
 mod leases;
 mod outcomes;
+mod proofs;
 mod rights;

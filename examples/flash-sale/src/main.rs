@@ -8,6 +8,7 @@
 //! ```text
 //! cargo run --release -p flash-sale
 //! cargo run --release -p flash-sale -- --stock 100 --customers 300 --workers 2
+//! cargo run --release -p flash-sale --features etcd -- --locks etcd://localhost/shop
 //! ```
 
 #![forbid(unsafe_code)]

@@ -8,6 +8,7 @@
 //! ```text
 //! cargo run -p rooms -- --replicas 3
 //! cargo run -p rooms -- --replicas 3 --locks redis://127.0.0.1/
+//! cargo run -p rooms --features etcd -- --replicas 3 --locks etcd://127.0.0.1/rooms
 //! OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 cargo run -p rooms -- --replicas 3
 //! cargo run -p rooms -- serve --listen 127.0.0.1:8080 --data rooms.db --locks sqlite://locks.db
 //! ```

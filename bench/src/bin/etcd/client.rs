@@ -30,7 +30,7 @@ impl Client {
     async fn connect(which: &str, url: &str) -> Result<Self> {
         Ok(match which {
             "dlock" => Self::Ours(Arc::new(clients::dlock(url).await?)),
-            "same" | "two" => Self::Bare(Arc::new(Bare::connect(url, which == "same").await?)),
+            "same" => Self::Bare(Arc::new(Bare::connect(url).await?)),
             other => bail!("no client is called {other}"),
         })
     }
@@ -71,7 +71,7 @@ pub(crate) fn serve(which: &str, url: &str) -> Result<()> {
 /// Makes pairs with one client only, for a profiler to look at.
 #[derive(Debug, Args)]
 pub(crate) struct Profile {
-    /// dlock, same or two
+    /// dlock or same
     client: String,
     /// The server; by default one is started
     url: Option<String>,

@@ -1,7 +1,7 @@
 //! The clients that are measured beside each other.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dlock_bench::measure::Pairs;
@@ -22,6 +22,9 @@ const CONTENT: [u8; 96] = [b'x'; 96];
 /// As long as the name of a claim.
 const OWN: &str = "dlock-0123456789abcdef0123456789abcdef";
 
+/// The age of a proof from which on a lease is kept alive with the next acquire: as with dlock.
+const OLD: Duration = Duration::from_millis(1_875);
+
 /// How many keys the bare client has leases for.
 const TASKS: usize = 64;
 
@@ -34,8 +37,6 @@ pub(crate) async fn dlock(url: &str) -> Result<Locks> {
 /// The bare client: no waiting, no clean-up, no local validity.
 pub(crate) struct Bare {
     client: Client,
-    /// Keeps the lease alive with each acquire.
-    proves: bool,
     /// A lease for each key.
     leases: HashMap<String, Mutex<Lease>>,
 }
@@ -44,22 +45,26 @@ struct Lease {
     id: i64,
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
+    proven_at: Instant,
 }
 
 impl Bare {
     /// Connects, with a lease for each key.
-    pub(crate) async fn connect(url: &str, proves: bool) -> Result<Self> {
+    pub(crate) async fn connect(url: &str) -> Result<Self> {
         let mut client = Client::connect([url.trim_start_matches("etcd://")], None).await?;
         let mut leases = HashMap::new();
         for task in 0..TASKS {
             let id = client.lease_grant(i64::try_from(LEASE.as_secs())?, None).await?.id();
             let (keeper, answers) = client.lease_keep_alive(id).await?;
-            leases.insert(format!("room_{task}"), Mutex::new(Lease { id, keeper, answers }));
+            leases.insert(
+                format!("room_{task}"),
+                Mutex::new(Lease { id, keeper, answers, proven_at: Instant::now() }),
+            );
         }
-        Ok(Self { client, proves, leases })
+        Ok(Self { client, leases })
     }
 
-    /// Takes the lock: puts a key and reads the first and the last one of its directory, if no other has it.
+    /// Takes the lock: puts a key if its directory is empty. Otherwise it would be put behind the others.
     async fn acquire(&self, own: &str, directory: &str, lease: &mut Lease) -> Result<()> {
         let created = |key: &str| Compare::create_revision(key, CompareOp::Equal, 0);
         let all = || GetOptions::new().with_prefix();
@@ -72,13 +77,15 @@ impl Bare {
             TxnOp::get(directory, Some(first)),
             TxnOp::get(directory, Some(last)),
         ];
-        let put = TxnOp::put(own, CONTENT, Some(PutOptions::new().with_lease(lease.id)));
+        let put = || TxnOp::put(own, CONTENT, Some(PutOptions::new().with_lease(lease.id)));
+        let behind = Txn::new().when([created(own), created(number)]).and_then([put()]);
         let txn = Txn::new()
-            .when([created(own), created(number)])
-            .and_then(std::iter::once(put).chain(reads.clone()).collect::<Vec<_>>())
-            .or_else(reads);
+            .when([created(directory).with_prefix(), created(number)])
+            .and_then([put()])
+            .or_else(std::iter::once(TxnOp::txn(behind)).chain(reads).collect::<Vec<_>>());
         let mut client = self.client.clone();
-        let taken = if self.proves {
+        let taken = if lease.proven_at.elapsed() > OLD {
+            lease.proven_at = Instant::now();
             let (taken, ttl) = tokio::join!(client.txn(txn), async {
                 lease.keeper.keep_alive().await?;
                 Ok::<_, etcd_client::Error>(lease.answers.message().await?.map_or(0, |answer| answer.ttl()))
