@@ -198,9 +198,8 @@ impl Backend for Etcd {
                 claim.stands(&of_claim.entries[at]);
             }
         }
-        let own = claims.iter().zip(&answers).filter(|(claim, of_claim)| of_claim.find(&claim.key).is_some());
-        let own = own.count();
-        let is_part = own > 0 && own < claims.len();
+        let stands = |(claim, answer): (&&mut EtcdClaim, &Answer)| answer.find(&claim.key).is_some();
+        let is_part = !claims.iter().zip(&answers).all(stands);
         let mut grants = Vec::with_capacity(claims.len());
         let mut taken = None;
         for (place, (claim, of_claim)) in claims.iter_mut().zip(&answers).enumerate() {
@@ -222,10 +221,7 @@ impl Backend for Etcd {
             if claim.request.waits {
                 claim.listen(claim.directory())?;
             }
-            return match claim.missing(&answers[place])? {
-                Attempt::Busy(busy) => Ok(BatchAttempt::Busy { place, busy }),
-                Attempt::Granted(_) => Err(Failure::unknown("a lock that is taken was granted")),
-            };
+            return Ok(BatchAttempt::Busy { place, busy: claim.missing(&answers[place])? });
         }
         if grants.len() < claims.len() {
             return Err(Failure::unknown("some of the keys of the batch were deleted"));

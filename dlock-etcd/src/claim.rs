@@ -224,11 +224,13 @@ impl EtcdClaim {
 
     /// Notes that the key of the claim was put at this revision, in an empty directory.
     pub(crate) fn alone(&mut self, revision: i64) -> Grant {
-        (self.place, self.changed, self.wait) = (Some(revision), revision, None);
+        (self.place, self.changed) = (Some(revision), revision);
         self.grant(revision)
     }
 
-    fn grant(&self, revision: i64) -> Grant {
+    /// Returns the grant of the key that was put at this revision, and waits for nothing any more.
+    fn grant(&mut self, revision: i64) -> Grant {
+        self.wait = None;
         let mut grant = Grant::new(Validity::Lease(self.request.lease)).with_fence(fence(revision));
         let (ttl, proven_at) = self.lease.as_ref().map_or((0, None), |lease| (lease.ttl, lease.proven_at));
         grant.proven_at = proven_at;
@@ -236,6 +238,11 @@ impl EtcdClaim {
             grant = grant.with_first_lease(Duration::from_secs(ttl.unsigned_abs()));
         }
         grant
+    }
+
+    /// Returns the key of the claim, if it is the one that has its place.
+    pub(crate) fn own<'a>(&self, answer: &'a Answer) -> Option<&'a Entry> {
+        answer.entries.first().filter(|own| Some(own.revision) == self.place && own.left_for().is_none())
     }
 
     fn not_left(&self) -> Compare {
@@ -254,7 +261,7 @@ impl EtcdClaim {
         let permits = answer.permits().unwrap_or(0);
         let behind = match rule::place(&answer.modes(), at, permits) {
             Place::Holds => return Ok(Attempt::Granted(self.grant(own.revision))),
-            Place::Conflict(_) => return self.missing(answer),
+            Place::Conflict(_) => return self.missing(answer).map(Attempt::Busy),
             Place::Behind(behind) => behind,
         };
         if self.request.waits {
@@ -263,11 +270,11 @@ impl EtcdClaim {
             let channel = behind.map_or_else(|| self.directory(), |entry| entry.key.clone());
             self.listen(channel)?;
         }
-        Ok(self.busy(answer))
+        Ok(Attempt::Busy(self.busy(answer)))
     }
 
     /// Judges an answer without the key of the claim: an entry of another kind is a conflict, and so is another number.
-    pub(crate) fn missing(&self, answer: &Answer) -> Result<Attempt, Failure> {
+    pub(crate) fn missing(&self, answer: &Answer) -> Result<Busy, Failure> {
         if answer.is_foreign {
             let what =
                 format!("by another program, which has a value at {:?}; use another key", self.number_key);
@@ -283,11 +290,11 @@ impl EtcdClaim {
         }
     }
 
-    fn busy(&self, answer: &Answer) -> Attempt {
+    fn busy(&self, answer: &Answer) -> Busy {
         let mut busy = Busy::default();
         let first = answer.entries.first().filter(|first| first.key != self.key);
         busy.holder = first.map(|first| Box::new(first.holder(answer.permits())));
-        Attempt::Busy(busy)
+        busy
     }
 
     pub(crate) fn listen(&mut self, channel: String) -> Result<(), Failure> {
@@ -316,8 +323,8 @@ impl EtcdClaim {
             let answer = match self.prove(txn, puts).await {
                 Err(failure) if failure.kind() == LEASE_GONE => {
                     requeued |= self.lost_lease();
-                    // Where two of the pool ended too early, the others may have too: the servers lost them all, or
-                    // the clock of this machine stood still.
+                    // Two leases of the pool have ended before their time. The rest may have too: the servers lost
+                    // them, or this machine's clock stood still.
                     if std::mem::replace(&mut lost_one, true) {
                         self.shared.servers.pool.clear();
                     }
@@ -326,8 +333,15 @@ impl EtcdClaim {
                 answer => answer?,
             };
             drop(turn);
-            if let Some(number) = &answer.number {
-                self.settle_number(Some(number.lease));
+            if let (Some(number), Some(lease)) = (&answer.number, self.of_number)
+                && number.lease != lease
+            {
+                // Another claim stored the number first. A failure of this is none of the attempt, which may have been
+                // granted.
+                let _ = self.shared.end_later(lease, Duration::ZERO);
+            }
+            if answer.number.is_some() {
+                self.of_number = None;
             }
             let mut attempt = match (answer.find(&self.key), answer.number) {
                 (Some(at), _) if answer.entries[at].lease != self.lease_id() => {
@@ -358,7 +372,7 @@ impl EtcdClaim {
                 }
                 // The number was stored by another claim between two steps.
                 (None, Some(_)) if self.missing(&answer).is_ok() => continue,
-                (None, _) => self.missing(&answer)?,
+                (None, _) => Attempt::Busy(self.missing(&answer)?),
             };
             if let Attempt::Busy(busy) = &mut attempt {
                 busy.requeued = requeued;
@@ -371,14 +385,6 @@ impl EtcdClaim {
             return Ok(attempt);
         }
         Err(Failure::unknown("the key of the claim was deleted, or its directory changed, again and again"))
-    }
-
-    /// Ends the lease that was made for the number of permits, unless the number is `stored` under it: it would stay
-    /// for days. A failure of this is none of the attempt, which may have been granted.
-    fn settle_number(&mut self, stored: Option<i64>) {
-        if let Some(lease) = self.of_number.take().filter(|lease| stored != Some(*lease)) {
-            let _ = self.shared.end_later(lease, Duration::ZERO);
-        }
     }
 
     /// Deletes the key of the claim, and has nothing of it arrive later.
@@ -412,9 +418,6 @@ impl Claim for EtcdClaim {
             listener.forget();
         }
         let attempt = self.try_once().await;
-        if matches!(attempt, Ok(Attempt::Granted(_))) {
-            self.wait = None;
-        }
         let is_over = match &attempt {
             Ok(Attempt::Busy(_)) => !self.request.waits,
             Err(failure) => failure.kind() == ErrorKind::Conflict,
@@ -449,11 +452,7 @@ impl Claim for EtcdClaim {
             Err(failure) if failure.kind() == LEASE_GONE => return Ok(Renewed::Gone),
             answer => answer?,
         };
-        match answer
-            .entries
-            .first()
-            .filter(|own| Some(own.revision) == self.place && own.left_for().is_none())
-        {
+        match self.own(&answer) {
             Some(own) if self.adopts(own) => {
                 self.changed = own.changed;
                 Err(Failure::unknown("the lease of the key was not renewed yet"))
@@ -473,11 +472,6 @@ impl Claim for EtcdClaim {
         self.wait = None;
         if !self.is_clean() {
             self.remove().await?;
-        }
-        if self.of_number.is_some() {
-            let look = Txn::new().and_then([TxnOp::get(&*self.number_key, None)]);
-            let answer = self.shared.servers.txn(self.request.request_timeout, look).await?;
-            self.settle_number(Answer::of(&answer, &self.number_key).number.map(|number| number.lease));
         }
         Ok(if self.removed { Withdrawal::REMOVED } else { Withdrawal::ABSENT })
     }
@@ -518,10 +512,11 @@ impl Claim for EtcdClaim {
 
 impl Drop for EtcdClaim {
     fn drop(&mut self) {
+        if let Some(lease) = self.of_number {
+            self.shared.end_unless_stored(&self.number_key, lease);
+        }
         // Nothing is put under the next one either, since the key is not the same any more.
         if self.is_clean() {
-            // Nothing was sent that stores a number, or its answer is known.
-            self.settle_number(None);
             let leases = self.lease.take().into_iter().chain(self.next.take());
             leases.for_each(|lease| self.shared.servers.pool.put(lease));
         }

@@ -12,8 +12,9 @@ const SHORTEST: i64 = 1;
 
 pub(crate) async fn diagnose(servers: &Servers) -> Result<Vec<Finding>, Failure> {
     let members = servers.look(|client| async move { client.cluster_client().member_list().await }).await;
-    let mut findings =
-        vec![rights(servers.config.has_user), cluster(members.map(|members| members.members().len()))];
+    let members = members.map(|members| members.members().len());
+    let is_alone = matches!(members, Ok(1));
+    let mut findings = vec![rights(servers.config.has_user), cluster(members)];
     // Without room in the database there is none, which is a finding of its own.
     let lease =
         servers.ask(PATIENCE, |client| async move { client.lease_client().grant(SHORTEST, None).await });
@@ -23,7 +24,19 @@ pub(crate) async fn diagnose(servers: &Servers) -> Result<Vec<Finding>, Failure>
     }
     for (host, client) in servers.each().await {
         let asked = async { client?.maintenance_client().status().await };
-        findings.push(status(host, within(PATIENCE, asked).await));
+        let asked = within(PATIENCE, asked).await;
+        if let Some(Ok(status)) = &asked
+            && !is_alone
+            && revokes_what_it_does_not_lead(status.version())
+        {
+            findings.push(Finding::warning(
+                "leases",
+                format!("{host} has version {}", status.version()),
+                "take 3.4.31, 3.5.13, 3.6 or later: a member of an earlier version that led, and was frozen, ends leases \
+                 that the next leader has renewed",
+            ));
+        }
+        findings.push(status(host, asked));
     }
     let alarms = servers.look(|client| async move {
         client.maintenance_client().alarm(AlarmAction::Get, AlarmType::None, None).await
@@ -32,6 +45,17 @@ pub(crate) async fn diagnose(servers: &Servers) -> Result<Vec<Finding>, Failure>
         findings.extend(alarms.alarms().iter().map(|alarm| of_alarm(alarm.alarm())));
     }
     Ok(findings)
+}
+
+/// Returns whether a member of this version revokes leases when it has led and does not know that it leads no more
+/// (etcd issue 15247).
+fn revokes_what_it_does_not_lead(version: &str) -> bool {
+    let mut numbers = version.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+    match (numbers.next(), numbers.next(), numbers.next()) {
+        (Some(3), Some(4), patch) => patch < Some(31),
+        (Some(3), Some(5), patch) => patch < Some(13),
+        (major, minor, _) => (major, minor) < (Some(3), Some(4)),
+    }
 }
 
 fn rights(has_user: bool) -> Finding {
@@ -95,5 +119,20 @@ fn of_alarm(alarm: AlarmType) -> Finding {
             "compact and defragment it, raise --quota-backend-bytes, then run `etcdctl alarm disarm`",
         ),
         _ => Finding::danger("data", "the data of a member is corrupt", "replace the member"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::revokes_what_it_does_not_lead;
+
+    #[test]
+    fn versions_whose_old_leaders_revoke_leases_are_known() {
+        for version in ["3.3.27", "3.4.23", "3.4.30", "3.5.0", "3.5.12", "3.5.12-rc.1"] {
+            assert!(revokes_what_it_does_not_lead(version), "{version}");
+        }
+        for version in ["3.4.31", "3.4.39", "3.5.13", "3.6.0", "3.6.0-rc.5", "3.7.3", "4.0.0"] {
+            assert!(!revokes_what_it_does_not_lead(version), "{version}");
+        }
     }
 }

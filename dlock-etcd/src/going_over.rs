@@ -8,6 +8,8 @@
 //!    |-- failed, or cut off -----------------------> `next` stays for the next try: the key may be under it
 //!    `-- the key has yet another lease ------------> that one is adopted, and has to be renewed
 //! ```
+//!
+//! A renewal may be dropped at any await: `next` is the claim's from the moment that it is there.
 
 use std::sync::Arc;
 
@@ -38,14 +40,11 @@ impl EtcdClaim {
     pub(crate) async fn go_over(&mut self) -> Result<Renewed, Failure> {
         let (limit, shared) = (self.request.request_timeout, Arc::clone(&self.shared));
         let full = seconds(self.request.lease);
-        let is_fresh = match &self.next {
-            Some(_) => false,
-            None => {
-                let (lease, is_fresh) = shared.servers.lease(full, limit).await?;
-                self.next = Some(lease);
-                is_fresh
-            }
-        };
+        let mut is_fresh = false;
+        if self.next.is_none() {
+            let (lease, is_made) = shared.servers.lease(full, limit).await?;
+            (self.next, is_fresh) = (Some(lease), is_made);
+        }
         let id = self.next.as_ref().map_or(0, |lease| lease.id);
         let put = self.put_as(value(self.mode, &self.line), id);
         let renewed = self.next.iter_mut().filter(|_| !is_fresh).collect();
@@ -63,9 +62,7 @@ impl EtcdClaim {
             _ => failure,
         });
         let answer = Answer::of(&answer?, &self.number_key);
-        let own = answer.entries.first();
-        let own = own.filter(|own| Some(own.revision) == self.place && own.left_for().is_none());
-        match own {
+        match self.own(&answer) {
             _ if answer.succeeded => self.changed = answer.revision,
             // This request was sent twice, or one before it was carried out.
             Some(own) if own.lease == id && own.mode == self.mode => self.changed = own.changed,

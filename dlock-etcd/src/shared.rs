@@ -6,7 +6,9 @@ use std::time::Duration;
 use dlock_core::backend::notify::Channels;
 use dlock_core::backend::{Turns, sleep};
 use dlock_core::{Failure, keeper};
+use etcd_client::{Txn, TxnOp};
 
+use crate::answer::Answer;
 use crate::semaphore::Number;
 use crate::servers::{PATIENCE, Servers};
 
@@ -30,6 +32,21 @@ impl Shared {
             }
         });
         Ok(())
+    }
+
+    /// Ends the lease that was made for a number of permits, unless the number is stored under it: it would stay for
+    /// days. A request that still arrives stores nothing under a lease that has ended.
+    pub(crate) fn end_unless_stored(&self, key: &str, lease: i64) {
+        let (servers, key) = (Arc::downgrade(&self.servers), key.to_owned());
+        let Ok(runtime) = keeper::runtime() else { return };
+        runtime.spawn(async move {
+            let Some(servers) = servers.upgrade() else { return };
+            let look = Txn::new().and_then([TxnOp::get(&*key, None)]);
+            let Ok(answer) = servers.txn(PATIENCE, look).await else { return };
+            if Answer::of(&answer, &key).number.is_none_or(|number| number.lease != lease) {
+                let _ = servers.revoke(lease, PATIENCE).await;
+            }
+        });
     }
 
     /// Writes a number of permits again, so that it is remembered from now on. If that fails, the next grant does it.

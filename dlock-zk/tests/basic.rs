@@ -161,8 +161,10 @@ async fn waiters_get_the_lock_in_the_order_in_which_they_came_and_each_watches_o
     for n in 0..8 {
         waiters.push(wait_for(if n % 2 == 0 { &ours } else { &theirs }, "room"));
         line_of(&server, "room", n + 2).await;
+        // Of its own node and of the one before it: only then is its place final, since a node whose creation was
+        // answered too late is deleted, and made anew behind the others.
+        until("the watches", || server.admin().watches() >= 2 * (n as u64 + 1)).await;
     }
-    until("the watches", || server.admin().watches() >= 2 * 8).await;
     for waiter in waiters {
         assert!(!waiter.is_finished());
         guard.release().await.unwrap();
