@@ -103,12 +103,12 @@ pub(crate) async fn holders(servers: &Servers) -> Result<Vec<(Key, Holder)>, Fai
 /// Deletes the keys of all holders of the lock; with `seen`, only if these are all of them.
 pub(crate) async fn force(servers: &Servers, key: &Key, seen: Option<&[Holder]>) -> Result<Forced, Failure> {
     let number_key = number_key(&servers.config.prefix, key);
+    let mut seen = seen.map(<[Holder]>::to_vec);
     loop {
         let answer = read(servers, &number_key).await?;
         let holding = &answer.entries[..answer.holding()];
         let now: Vec<Holder> = holding.iter().map(|entry| entry.holder(answer.permits())).collect();
-        // Without `seen`, all that hold it now were seen.
-        if let Some(answer) = Forced::without_release(&now, seen.unwrap_or(&now)) {
+        if let Some(answer) = Forced::without_release(&now, seen.get_or_insert_with(|| now.clone())) {
             return Ok(answer);
         }
         let mut released = false;

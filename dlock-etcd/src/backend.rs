@@ -219,7 +219,7 @@ impl Backend for Etcd {
         if let Some(place) = taken {
             let claim = &mut claims[place];
             if claim.request.waits {
-                claim.listen(claim.directory())?;
+                claim.listen(claim.directory(), None)?;
             }
             return Ok(BatchAttempt::Busy { place, busy: claim.missing(&answers[place])? });
         }

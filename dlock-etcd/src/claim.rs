@@ -33,6 +33,7 @@ use dlock_core::{ErrorKind, Failure};
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, SortOrder, SortTarget, Txn, TxnOp};
 
 use crate::answer::{Answer, Entry, fence, left, unchanged, value};
+use crate::ends::Room;
 use crate::error::LEASE_GONE;
 use crate::lease::{Lease, seconds};
 use crate::names::{claim_key, number_key};
@@ -69,7 +70,8 @@ pub struct EtcdClaim {
     pub(crate) place: Option<i64>,
     /// The revision of the last change of its key, while it has a place.
     pub(crate) changed: i64,
-    wait: Option<(String, Listener)>,
+    /// The channel, and of permits what is known of them.
+    wait: Option<(String, Listener, Option<Room>)>,
     /// The claim had something on the servers, which a withdrawal has removed.
     removed: bool,
 }
@@ -167,18 +169,19 @@ impl EtcdClaim {
     pub(crate) fn reads(&self) -> Vec<TxnOp> {
         let directory = self.directory();
         let all = || GetOptions::new().with_prefix();
+        let to_own = |some: GetOptions| match self.place {
+            Some(place) => some.with_max_create_revision(place),
+            None => some,
+        };
         let mut reads = vec![TxnOp::get(&*self.number_key, None)];
         if self.request.mode == Mode::Exclusive {
             // The first entry, the own one and the one before it are enough. The own one is the last when it is put.
             let first = all().with_sort(SortTarget::Create, SortOrder::Ascend).with_limit(1);
-            let mut last = all().with_sort(SortTarget::Create, SortOrder::Descend).with_limit(2);
-            if let Some(place) = self.place {
-                last = last.with_max_create_revision(place);
-            }
+            let last = to_own(all().with_sort(SortTarget::Create, SortOrder::Descend).with_limit(2));
             reads.push(TxnOp::get(&*self.key, None));
             reads.extend([first, last].map(|some| TxnOp::get(&*directory, Some(some))));
         } else {
-            reads.push(TxnOp::get(directory, Some(all())));
+            reads.push(TxnOp::get(directory, Some(to_own(all()))));
         }
         reads
     }
@@ -259,16 +262,18 @@ impl EtcdClaim {
             ));
         }
         let permits = answer.permits().unwrap_or(0);
-        let behind = match rule::place(&answer.modes(), at, permits) {
+        let (behind, lacks) = match rule::place(&answer.modes(), at, permits) {
             Place::Holds => return Ok(Attempt::Granted(self.grant(own.revision))),
             Place::Conflict(_) => return self.missing(answer).map(Attempt::Busy),
-            Place::Behind(behind) => behind,
+            Place::Behind(at) => (Some(&answer.entries[at]), None),
+            // Without a number, how many permits there are may change with each end.
+            Place::Lacks(lacks) => (None, answer.number.map(|_| lacks.into())),
         };
         if self.request.waits {
-            let behind =
-                behind.map(|at| &answer.entries[at]).filter(|entry| *entry.name == *entry.key.as_bytes());
+            let behind = behind.filter(|entry| *entry.name == *entry.key.as_bytes());
             let channel = behind.map_or_else(|| self.directory(), |entry| entry.key.clone());
-            self.listen(channel)?;
+            let (place, seen) = (own.revision, answer.revision);
+            self.listen(channel, lacks.map(|lacks| Room { place, seen, lacks }))?;
         }
         Ok(Attempt::Busy(self.busy(answer)))
     }
@@ -297,11 +302,12 @@ impl EtcdClaim {
         busy
     }
 
-    pub(crate) fn listen(&mut self, channel: String) -> Result<(), Failure> {
-        if self.wait.as_ref().is_none_or(|(other, _)| *other != channel) {
-            let listener = self.shared.channels.listen(&channel)?;
-            self.wait = Some((channel, listener));
-        }
+    pub(crate) fn listen(&mut self, channel: String, room: Option<Room>) -> Result<(), Failure> {
+        let listener = match self.wait.take() {
+            Some((other, listener, _)) if other == channel => listener,
+            _ => self.shared.channels.listen(&channel)?,
+        };
+        self.wait = Some((channel, listener, room));
         Ok(())
     }
 
@@ -414,7 +420,7 @@ impl Claim for EtcdClaim {
     async fn attempt(&mut self) -> Result<Attempt, Failure> {
         self.removed = false;
         // What was heard before the step is part of its answer.
-        if let Some((_, listener)) = &mut self.wait {
+        if let Some((_, listener, _)) = &mut self.wait {
             listener.forget();
         }
         let attempt = self.try_once().await;
@@ -431,11 +437,19 @@ impl Claim for EtcdClaim {
     }
 
     async fn changed(&mut self) -> Result<(), Failure> {
-        let (Some((_, listener)), Some(lease)) = (&mut self.wait, &self.lease) else {
+        let (Some((_, listener, room)), Some(lease)) = (&mut self.wait, &self.lease) else {
             return std::future::pending().await;
         };
+        let news = async {
+            loop {
+                listener.changed().await?;
+                if room.as_mut().is_none_or(|room| room.opens(listener.text().as_deref())) {
+                    return Ok(());
+                }
+            }
+        };
         tokio::select! {
-            news = listener.changed() => news,
+            news = news => news,
             () = sleep(lease.left_of_third()) => Ok(()),
         }
     }

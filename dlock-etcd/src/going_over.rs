@@ -30,6 +30,7 @@ impl EtcdClaim {
         let is_other = own.lease != self.lease_id();
         if is_other {
             let (id, ttl) = (own.lease, PLACE.min(seconds(self.request.lease)));
+            // The lease of an earlier going over, if it is that one: its proof is known, and its stream.
             let next = self.next.take_if(|next| next.id == id);
             self.lease = Some(next.unwrap_or(Lease { id, ttl, proven_at: None, stream: None }));
         }
@@ -47,6 +48,7 @@ impl EtcdClaim {
         }
         let id = self.next.as_ref().map_or(0, |lease| lease.id);
         let put = self.put_as(value(self.mode, &self.line), id);
+        // A lease that was made just now is proven by that.
         let renewed = self.next.iter_mut().filter(|_| !is_fresh).collect();
         // Only from what it is known to be: an earlier request of this kind may arrive after a later one.
         let same = Compare::mod_revision(&*self.key, CompareOp::Equal, self.changed);
@@ -68,12 +70,14 @@ impl EtcdClaim {
             Some(own) if own.lease == id && own.mode == self.mode => self.changed = own.changed,
             Some(own) => {
                 self.changed = own.changed;
+                // Whether it changed the lease does not matter: the next renewal proves whichever the claim has.
                 let _ = self.adopts(own);
                 return Err(Failure::unknown("the key of the claim was put by another request"));
             }
             None => return Ok(Renewed::Gone),
         }
         let next = self.next.take();
+        // While an attempt may still put the key under the lease before, no other claim may have that lease.
         let before = std::mem::replace(&mut self.lease, next).filter(|_| !self.flight.account.may_arrive());
         before.into_iter().for_each(|before| shared.servers.pool.put(before));
         Ok(Renewed::Extended)

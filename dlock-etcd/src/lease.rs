@@ -38,6 +38,7 @@ pub(crate) struct Lease {
 impl Lease {
     /// Returns how long it certainly runs on.
     pub(crate) fn left(&self) -> Duration {
+        // A lease that was never proven counts as ended: what is left of it is not known.
         let age = self.proven_at.map_or(Duration::MAX, |proven_at| Clock::system().now().since(proven_at));
         Duration::from_secs(self.ttl.unsigned_abs()).saturating_sub(age)
     }
@@ -51,6 +52,7 @@ impl Lease {
 /// Returns the length in whole seconds that is no shorter.
 pub(crate) fn seconds(length: Duration) -> i64 {
     let whole = length.as_secs() + u64::from(length.subsec_nanos() > 0);
+    // A length of zero makes a lease of a second: one of zero would count as ended at once.
     i64::try_from(whole).unwrap_or(i64::MAX).max(1)
 }
 
@@ -62,6 +64,7 @@ impl Pool {
     pub(crate) fn put(&self, lease: Lease) {
         let mut leases = self.0.lock();
         if leases.len() == MOST {
+            // The oldest, which has the least time left. It ends by itself.
             leases.remove(0);
         }
         leases.push(lease);
@@ -71,6 +74,8 @@ impl Pool {
     pub(crate) fn take(&self, ttl: i64) -> Option<Lease> {
         let mut leases = self.0.lock();
         leases.retain(|lease| lease.left() > Duration::from_secs(lease.ttl.unsigned_abs()) / 2);
+        // Only of the very length: a longer one would keep the key of a claim that is gone for longer than its lease
+        // says.
         let at = leases.iter().rposition(|lease| lease.ttl == ttl)?;
         Some(leases.remove(at))
     }

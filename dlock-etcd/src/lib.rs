@@ -13,6 +13,7 @@ mod backend;
 mod claim;
 mod config;
 mod diagnosis;
+mod ends;
 mod error;
 mod going_over;
 mod lease;

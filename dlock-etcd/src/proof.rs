@@ -14,6 +14,14 @@
 //!
 //! So the lease runs in full from the beginning of the step. A grant of a lease needs a majority by itself.
 //!
+//! | the transaction | the keep-alives | [`prove`] | the attempts that may put |
+//! |---|---|---|---|
+//! | answered | answered, all with its term | returns the answer; the leases are proven | are answered |
+//! | answered | answered, one with another term | unknown; other streams are opened for the next | are over, unread |
+//! | answered | failed | the lease is gone, or unknown | are over, unread |
+//! | failed, and certainly changed nothing | any | that failure | took nothing |
+//! | failed | any | that failure | are in flight |
+//!
 //! A proof counts for what comes soon after it too: an acquire under a lease of the pool that was proven within the
 //! last eighth of its length asks for none, and its grant counts from that proof. So sections that follow each other
 //! cost two transactions each.
@@ -59,14 +67,17 @@ pub(crate) async fn prove(
     let before: Vec<u64> = flights.iter().map(|flight| flight.way.0).collect();
     let sent = Clock::system().now();
     let asked = servers.ask(limit, |client| {
+        // In the closure, and so once for each server that is asked: each copy of the request may arrive by itself.
         flights.iter_mut().for_each(|flight| flight.begin());
         let txn = txn.clone();
         async move { kv(&client).txn(txn).await }
     });
     let kept = try_join_all(leases.iter_mut().map(|lease| servers.keep_alive(lease, limit)));
+    // Sent together, and both waited for: the proof needs the two answers of one step.
     let (answer, kept) = tokio::join!(asked, kept);
+    // etcd sends a header with each answer, and its terms begin with 1.
     let term = answer.as_ref().ok().and_then(TxnResponse::header).map_or(0, |header| header.raft_term());
-    let is_proven = kept.as_ref().is_ok_and(|terms| terms.iter().all(|other| *other == term));
+    let is_proven = term > 0 && kept.as_ref().is_ok_and(|terms| terms.iter().all(|other| *other == term));
     for (Flight { account, way }, before) in flights.into_iter().zip(before) {
         match &answer {
             Ok(_) if is_proven => account.answered(way),
@@ -76,6 +87,7 @@ pub(crate) async fn prove(
             Err(_) => {}
         }
     }
+    // Only now, when the account of each attempt is settled: an error must not leave one in flight that was answered.
     let answer = answer?;
     match kept {
         Ok(_) if is_proven => {
@@ -87,6 +99,7 @@ pub(crate) async fn prove(
             leases.iter_mut().for_each(|lease| lease.stream = None);
             Err(Failure::unknown("the servers elected another leader meanwhile"))
         }
+        // The caller takes another lease: what was put under this one is gone with it.
         Err(failure) if failure.kind() == LEASE_GONE => Err(failure),
         // The transaction was carried out.
         Err(failure) => Err(Failure::unknown(failure.message().to_owned())),
@@ -103,9 +116,12 @@ impl Servers {
     }
 
     pub(crate) async fn grant(&self, ttl: i64, limit: Duration) -> Result<Lease, Failure> {
+        // Before the send: the lease runs on the servers from a later moment.
         let sent = Clock::system().now();
         let granted =
             self.ask(limit, |client| async move { client.lease_client().grant(ttl, None).await }).await?;
+        // The servers may raise it to their least length. A shorter one would end before the local deadline of its
+        // claim.
         if granted.ttl() < ttl {
             return Err(Failure::invalid_config(format!("the servers grant {} s of {ttl} s", granted.ttl())));
         }
@@ -121,6 +137,7 @@ impl Servers {
         let id = lease.id;
         let keeping = async {
             loop {
+                // Taken out, and returned only with an answer: if this is dropped in an await, the stream ends with it.
                 let open = lease.stream.take();
                 let was_open = open.is_some();
                 let (mut keeper, mut answers, place) = match open {
@@ -138,8 +155,10 @@ impl Servers {
                     answers.message().await
                 };
                 match asked.await {
+                    // The servers answer for a lease that is not there as well, with a length of zero.
                     Ok(Some(answer)) if answer.ttl() <= 0 => return Err(lease_gone()),
                     Ok(Some(answer)) if answer.ttl() >= lease.ttl => {
+                        // Without a place the stream is dropped here, and the next keep-alive opens another one.
                         let place = place.or_else(|| Arc::clone(&self.streams).try_acquire_owned().ok());
                         lease.stream = place.map(|place| (keeper, answers, place));
                         return Ok(answer.header().map_or(0, |header| header.raft_term()));
@@ -159,6 +178,7 @@ impl Servers {
     /// Ends a lease, with all keys under it. Nothing that is put under it later is stored.
     pub(crate) async fn revoke(&self, id: i64, limit: Duration) -> Result<(), Failure> {
         match self.ask(limit, |client| async move { client.lease_client().revoke(id).await }).await {
+            // A lease that is not there has ended already, which is what was wanted.
             Err(failure) if failure.kind() != LEASE_GONE => Err(failure),
             _ => Ok(()),
         }
@@ -182,6 +202,7 @@ impl Servers {
                 renewed => drop(renewed?),
             }
         }
+        // The key keeps the lease that it has, which was renewed above.
         let options = PutOptions::new().with_ignore_lease();
         let put = TxnOp::put(key, semaphore::text(permits), Some(options));
         let same = Compare::mod_revision(key, CompareOp::Equal, before.changed);

@@ -16,8 +16,10 @@ use dlock_core::backend::Mode;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Place {
     Holds,
-    /// It waits for a change of the entry with this index, or for any change of the directory.
-    Behind(Option<usize>),
+    /// It waits for a change of the entry with this index.
+    Behind(usize),
+    /// So many permits of entries before it have to come free, or to be added.
+    Lacks(u32),
     /// An entry before it uses the key in another way.
     Conflict(Mode),
 }
@@ -47,11 +49,16 @@ pub(crate) fn place(modes: &[Mode], at: usize, permits: u32) -> Place {
     match before.iter().find(is_other) {
         Some(other) => Place::Conflict(*other),
         None if at < holding(modes, permits) => Place::Holds,
-        None => Place::Behind(match own {
-            Mode::Permits { .. } => None,
-            Mode::Shared => before.iter().rposition(|mode| *mode != Mode::Shared),
-            _ => at.checked_sub(1),
-        }),
+        None => match own {
+            Mode::Permits { .. } => {
+                let wanted = modes[..=at].iter().map(Mode::taken).fold(0, u32::saturating_add);
+                Place::Lacks(wanted.saturating_sub(permits))
+            }
+            Mode::Shared => {
+                Place::Behind(before.iter().rposition(|mode| *mode != Mode::Shared).unwrap_or_default())
+            }
+            _ => Place::Behind(at.saturating_sub(1)),
+        },
     }
 }
 
@@ -86,13 +93,13 @@ mod tests {
 
     #[test]
     fn each_entry_holds_or_knows_what_it_waits_for() {
-        use Place::{Behind, Conflict, Holds};
+        use Place::{Behind, Conflict, Holds, Lacks};
         for (modes, places) in [
-            (&[W, W, W][..], &[Holds, Behind(Some(0)), Behind(Some(1))][..]),
-            (&[W, R, R], &[Holds, Behind(Some(0)), Behind(Some(0))]),
-            (&[R, R, W, R, W], &[Holds, Holds, Behind(Some(1)), Behind(Some(2)), Behind(Some(3))]),
-            (&[p(3), p(1), p(1)], &[Holds, Holds, Behind(None)]),
-            (&[p(3), p(2), p(1)], &[Holds, Behind(None), Behind(None)]),
+            (&[W, W, W][..], &[Holds, Behind(0), Behind(1)][..]),
+            (&[W, R, R], &[Holds, Behind(0), Behind(0)]),
+            (&[R, R, W, R, W], &[Holds, Holds, Behind(1), Behind(2), Behind(3)]),
+            (&[p(3), p(1), p(1)], &[Holds, Holds, Lacks(1)]),
+            (&[p(3), p(2), p(1)], &[Holds, Lacks(1), Lacks(2)]),
             (&[W, p(1), R], &[Holds, Conflict(W), Conflict(p(1))]),
             (&[p(1), W, p(1)], &[Holds, Conflict(p(1)), Conflict(W)]),
         ] {

@@ -83,16 +83,21 @@ impl Servers {
     {
         let end = tokio::time::Instant::now() + limit;
         let mut last: Option<Failure> = None;
+        // As many rounds as there are servers, each with half of the time that is left: a silent server leaves time for
+        // the others, and the last round has the rest.
         for left in (0..self.members.len()).rev() {
+            // Read anew in each round: another request may have gone on to a server that answers.
             let at = self.current.load(Ordering::Relaxed) % self.members.len();
             let now = tokio::time::Instant::now();
             let until = if left == 0 { end } else { now + end.saturating_duration_since(now) / 2 };
             let asked = async {
+                // Within the bound as well: a server that cannot be reached must not use up the time of those after it.
                 let client = self.client(at).await?;
                 match call(Arc::clone(&client)).await {
                     // The library notices only tokens that have expired.
                     Err(error) if is_of_old_rights(&error) => {
                         client.refresh_token().await?;
+                        // Once: with a new token, a refusal is one of the rights that the user has now.
                         call(client).await
                     }
                     answer => answer,
@@ -101,8 +106,11 @@ impl Servers {
             let failed = match by_then(until, asked).await {
                 Some(Ok(answer)) => return Ok(answer),
                 Some(Err(error)) => failure(error),
+                // Also where the connection was not made in time, and nothing was sent: `asked` is dropped, and does
+                // not say.
                 None => Failure::unknown("no answer in time"),
             };
+            // All servers serve one store, and would answer alike.
             if !failed.is_transient() {
                 return Err(failed);
             }
@@ -140,6 +148,7 @@ impl Servers {
     /// Returns the connection to a server, which is made by its first request.
     async fn client(&self, at: usize) -> Result<Arc<Client>, Error> {
         let member = Arc::clone(&self.members[at]);
+        // A client stays until `close`: its channel connects again by itself when the connection breaks.
         if let Some(client) = &*member.client.lock() {
             return Ok(Arc::clone(client));
         }
@@ -149,11 +158,13 @@ impl Servers {
         let runtime = keeper::runtime().map_err(|failure| internal(failure.to_string()))?;
         let made = runtime.spawn(async move {
             let _one = member.making.lock().await;
+            // Looked at again behind `making`: the task before this one may have made it.
             let there = member.client.lock().clone();
             if let Some(client) = there {
                 return Ok(client);
             }
             let client = Arc::new(Client::connect([host], Some(options)).await?);
+            // The task goes on if its caller is dropped, so that the next request finds the connection there.
             Ok(Arc::clone(member.client.lock().get_or_insert(client)))
         });
         made.await.map_err(|error| internal(error.to_string()))?
@@ -163,6 +174,7 @@ impl Servers {
     pub(crate) async fn each(&self) -> Vec<(&str, Result<Arc<Client>, Error>)> {
         let mut all = Vec::new();
         for (at, host) in self.config.hosts.iter().enumerate() {
+            // One after the other: an operator asks seldom, and an authentication costs the servers a lot.
             all.push((&**host, self.client(at).await));
         }
         all
@@ -170,6 +182,7 @@ impl Servers {
 
     /// Closes all connections.
     pub(crate) fn close(&self) {
+        // Their leases end by themselves, since nothing keeps a lease of the pool alive.
         self.pool.clear();
         self.members.iter().for_each(|member| drop(member.client.lock().take()));
     }

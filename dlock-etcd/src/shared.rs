@@ -43,6 +43,8 @@ impl Shared {
             let Some(servers) = servers.upgrade() else { return };
             let look = Txn::new().and_then([TxnOp::get(&*key, None)]);
             let Ok(answer) = servers.txn(PATIENCE, look).await else { return };
+            // Looked at first: the request that stores the number under this lease may have been carried out, although
+            // its answer was lost.
             if Answer::of(&answer, &key).number.is_none_or(|number| number.lease != lease) {
                 let _ = servers.revoke(lease, PATIENCE).await;
             }

@@ -1,4 +1,4 @@
-//! Many waiters of one process on one key, and how long they take.
+//! Many waiters on one key, and how long they take.
 
 use std::time::{Duration, Instant};
 
@@ -27,17 +27,22 @@ const fn permits(of: u32, take: u32) -> Mode {
     Mode::Permits { of, take }
 }
 
-async fn crowd(count: usize, mode: Mode) {
+/// Has so many waiters stand on one key, of so many clients.
+async fn crowd(count: usize, clients: usize, mode: Mode) {
     let server = EtcdServer::start().unwrap();
     let etcd = Etcd::connect(&server.url()).await.unwrap();
     let whole = mode.permits().map_or(mode, |of| permits(of, of));
     let mut holder = claim_as(&etcd, "room", LONG, true, whole).await;
     assert!(is_granted(&mut holder).await);
     assert_eq!(holder.renew().await.unwrap(), Renewed::Extended);
+    let mut each = Vec::new();
+    for _ in 0..clients {
+        each.push(Etcd::connect(&server.url()).await.unwrap());
+    }
     let begun = Instant::now();
     let waiters: Vec<_> = (0..count)
-        .map(|_| {
-            let etcd = etcd.clone();
+        .map(|number| {
+            let etcd = each[number % clients].clone();
             tokio::spawn(async move {
                 let mut claim = claim_as(&etcd, "room", Duration::from_secs(30), true, mode).await;
                 let (mut requeued, mut attempts) = (0_u32, 0_u32);
@@ -78,17 +83,22 @@ async fn crowd(count: usize, mode: Mode) {
         attempts += made;
     }
     println!(
-        "{count} {mode:?}: stand after {stand:?}, served in {:?}, {requeued} requeued, {attempts} attempts",
+        "{count} {mode:?} of {clients} clients: stand after {stand:?}, served in {:?}, {requeued} requeued, {attempts} attempts",
         released.elapsed()
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crowd_permits() {
-    crowd(500, permits(4, 1)).await;
+    crowd(500, 1, permits(4, 1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crowd_exclusive() {
-    crowd(2_000, Mode::Exclusive).await;
+    crowd(2_000, 1, Mode::Exclusive).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_permits_of_many_clients() {
+    crowd(500, 50, permits(4, 1)).await;
 }

@@ -202,17 +202,25 @@ impl QuorumShared {
 
     /// Frees it on all nodes that answer, which are a majority. Returns `true` if it can have been held.
     async fn force(&self, key: &Key) -> Result<bool, Failure> {
-        // The holders are looked up first: whether one of them has kept it is compared with these afterwards.
-        let before = self.all_who_hold(key, false, |_| true).await.map(|before| before.holders).ok();
         let since = Instant::now();
-        let held = self.force_all(key).await?;
-        // Nodes are freed one after the other: the holder may get its votes anew on those that were freed first.
-        if held && self.is_kept(key, before.as_deref(), since).await? {
-            return Err(kept());
+        match self.occupancy(key).await {
+            // Nodes answer one after the other. A holder that leaves by itself meanwhile is followed by another one,
+            // which has not been seen and keeps its votes.
+            Ok(before) if !before.holders.is_empty() => {
+                Ok(self.force_of(key, &before.holders).await? != Forced::Free)
+            }
+            before => {
+                let held = self.force_all(key).await?;
+                // A holder, which is not known, may get its votes anew on nodes that were freed first.
+                if held && before.is_err() && self.is_kept(key, None, since).await? {
+                    return Err(kept());
+                }
+                Ok(held)
+            }
         }
-        Ok(held)
     }
 
+    /// Frees it on every node, whoever has its vote.
     async fn force_all(&self, key: &Key) -> Result<bool, Failure> {
         let mut round = Round::new(self.question_limit(), &Host::default());
         for (place, member) in self.members.iter().enumerate() {

@@ -396,6 +396,7 @@ impl QuorumBuilder {
         // writer in beside another holder. Sessions keep a place in a queue: with several, all could wait for each
         // other.
         capabilities.shared = abilities.iter().all(|can| can.shared && !can.session_kept);
+        capabilities.pipelined = abilities.iter().all(|can| can.pipelined);
         capabilities.announces = abilities.iter().any(|can| can.announces);
         capabilities.in_process = abilities.iter().all(|can| can.in_process);
         let administered = members.iter().filter(|member| member.node().is_administered()).count();

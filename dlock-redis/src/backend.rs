@@ -249,8 +249,11 @@ impl Backend for Redis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities =
-            Capabilities::basic().with_fencing().with_notifications(SAFETY_NET).with_announcements();
+        let capabilities = Capabilities::basic()
+            .with_fencing()
+            .with_notifications(SAFETY_NET)
+            .with_pipelining()
+            .with_announcements();
         let (format, capabilities) = (&self.0.format, capabilities.with_permits());
         let capabilities = match format.has_readers() {
             true => capabilities.with_sharing().with_downgrading(),

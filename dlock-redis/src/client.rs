@@ -55,6 +55,7 @@ impl Client {
         };
         let tracking = Tracking::new(config.tracked);
         let servers = Arc::new(Servers::new(&config, format.clone(), &tracking));
+        // Before the client exists, so that a client of sentinels that cannot follow them is never handed out.
         servers.watch()?;
         Ok(Self {
             channels: Channels::new(Listening::new(&servers, config.cluster && config.redisson)),
@@ -73,6 +74,7 @@ impl Client {
     /// Asks the server for a sign of life, and for the rights of this user that locks need.
     pub(crate) async fn introduce(&self) -> Result<(), Failure> {
         let probe = self.namer.probe();
+        // Without a prefix, the name of the probe could be that of another program's key, which must not be touched.
         let key = (!self.among_data).then_some(&probe);
         // By text first, which teaches the server the script; by hash then shows whether this user may run it so.
         for by in [By::Text, By::Hash] {
@@ -87,12 +89,14 @@ impl Client {
         let probe = self.namer.probe();
         // Without the probe among the keys: its slot may belong to another server.
         let rights = [|number| self.format.rights(&probe, true, number)];
+        // `patience` bounds both the wait for a connection, inside `ask_at`, and the answer.
         let asked = within(patience, self.servers.ask_at(node, patience, rights)).await;
         let missing =
             asked.unwrap_or_else(|| Err(Failure::unavailable("no answer"))).map(|mut all| all.pop());
         match missing? {
             Some(Ok(missing)) => has_all(missing),
             Some(Err(fault)) => Err(fault.into_failure()),
+            // One call has one reply; without any, nothing is known to be missing.
             None => Ok(()),
         }
     }
@@ -105,6 +109,8 @@ impl Client {
     /// Forgets that this user has the rights for locks of this mode, after one was taken away: they are checked again.
     pub(crate) fn try_anew(&self, mode: Mode, fair: bool) {
         let place = self.format.place(mode, fair);
+        // A new cell, since a task may be asking by the old one: its answer is of before, and counts only for those
+        // that wait for it.
         self.tried.lock()[place] = Arc::default();
     }
 
@@ -128,8 +134,11 @@ impl Client {
             let asked = within(limit, self.servers.ask(&question, limit)).await;
             let missing =
                 asked.unwrap_or_else(|| Err(Failure::unavailable(format!("no answer within {limit:?}"))));
+            // The question changes nothing, so that a lost answer must not make the acquire's outcome unknown.
             has_all(missing.map_err(unchanged)?)
         };
+        // The list is unlocked by then: only the cell is waited on, and a caller that is dropped leaves the question to
+        // the next one.
         self.tried(mode, fair).get_or_try_init(asking).await.copied()
     }
 
@@ -161,6 +170,8 @@ impl Client {
             let asked = within(limit, self.servers.ask(&question, limit)).await;
             asked.and_then(Result::ok).and_then(|missing| has_all(missing).err())
         };
+        // Both questions only name what is missing. If neither finds anything, the right may have been granted since,
+        // and the refusal itself is the best that is known.
         match ask(&alone).await {
             Some(named) => named,
             None => ask(&further).await.unwrap_or(failure),
@@ -200,6 +211,7 @@ impl Client {
 
 /// Reads the list of missing commands, and returns a failure if there are any.
 fn has_all(missing: Value) -> Result<(), Failure> {
+    // A reply that is no list shows nothing that is missing; the step that needs the right would be refused.
     let missing: Vec<String> = redis::from_redis_value(missing).unwrap_or_default();
     if missing.is_empty() {
         return Ok(());
@@ -219,6 +231,7 @@ fn has_all(missing: Value) -> Result<(), Failure> {
             None if right.starts_with(['~', '&']) => (right.clone(), right.clone()),
             None => (right.clone(), format!("+{}", right.to_lowercase())),
         };
+        // Lock, counter and channel of the probe may all lead to one pattern, which is named once.
         if !objects.contains(&object) {
             objects.push(object);
             grants.push(grant);
@@ -244,6 +257,7 @@ pub(crate) fn unchanged(failure: Failure) -> Failure {
 /// Returns a random UUID as text, by which Redisson's clients name themselves.
 fn client_id() -> Result<String, Failure> {
     let mut bytes = *Token::random()?.as_bytes();
+    // The bits of version 4 and its variant, as in the ids of Redisson.
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

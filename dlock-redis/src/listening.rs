@@ -64,7 +64,10 @@ impl Source for Listening {
 
     async fn open(&self) -> Result<ListeningConnection, Failure> {
         let (push, pushes) = mpsc::unbounded_channel();
+        // On a cluster, any of its servers: each forwards plain messages, and a random choice spreads the listeners.
         let endpoint = self.servers.any().await?;
+        // One sender for all connections: the end of any of them then ends this listening as a whole, and the next one
+        // begins with subscriptions that are known.
         let (line, messages) = self.servers.opener().listen(&endpoint, push.clone()).await?;
         // Sharded channels need RESP3: a connection in RESP2 that is subscribed can do nothing else.
         let shards = (self.sharded && messages.is_none()).then(|| Shards::new(&self.servers, push));
@@ -90,6 +93,7 @@ impl Connection for ListeningConnection {
                         let (result, sharded) = tokio::join!(line.subscribe(&names), sharding);
                         Done::Subscribed(names, result, Some(sharded))
                     };
+                    // Not awaited here: messages have to be read meanwhile, and the answer is an event of `next`.
                     self.commands.push(both.boxed());
                 }
             }
@@ -107,6 +111,7 @@ impl Connection for ListeningConnection {
 
     async fn unsubscribe(&mut self, channels: &[Arc<str>]) -> Result<(), Failure> {
         let (line, names) = (self.line.clone(), channels.to_vec());
+        // A message that comes before the answer finds no listener in `Channels`, and is dropped there.
         self.commands.push(async move { Done::Left(line.unsubscribe(&names).await) }.boxed());
         for leaving in self.shards.iter_mut().flat_map(|shards| shards.unsubscribe(channels)) {
             self.commands.push(leaving.map(Done::Left).boxed());
@@ -116,6 +121,8 @@ impl Connection for ListeningConnection {
 
     async fn next(&mut self) -> Result<Event, Failure> {
         loop {
+            // Each branch is cancel-safe: both channels keep what was not received, and a command that was not finished
+            // stays in the set.
             let event = tokio::select! {
                 Some(push) = self.pushes.recv() => self.pushed(push)?,
                 message = next_of(&mut self.messages) => {
@@ -142,10 +149,12 @@ impl Connection for ListeningConnection {
 impl ListeningConnection {
     /// Reads one message of the server.
     fn pushed(&mut self, push: PushInfo) -> Result<Option<Event>, Failure> {
+        // Also of a connection for sharded channels, which reports to this receiver, too.
         if push.kind == PushKind::Disconnection {
             return Err(broken());
         }
         let mut data = push.data.into_iter();
+        // Names that are no text belong to no channel of ours, and a message of another form is not one of a release.
         let Some(Value::BulkString(channel)) = data.next() else { return Ok(None) };
         let Ok(channel) = String::from_utf8(channel) else { return Ok(None) };
         match push.kind {
@@ -170,6 +179,7 @@ impl ListeningConnection {
                 }
                 match result {
                     Ok(()) => Ok(Some(Event::Subscribed(names))),
+                    // The connection itself is sound, and other channels may be allowed: only these names are denied.
                     Err(Fault::Refused(text)) if !refusal(&text).is_transient() => {
                         let reason = refusal(&text);
                         if !self.said.swap(true, Ordering::Relaxed) {
@@ -184,6 +194,7 @@ impl ListeningConnection {
                 }
             }
             Done::Sharded(sharded) => Ok(self.sharded(sharded).map(|name| Event::Subscribed(vec![name]))),
+            // A refused `UNSUBSCRIBE` leaves messages that nothing listens for, which costs their reading and no more.
             Done::Left(Ok(()) | Err(Fault::Refused(_))) => Ok(None),
             Done::Left(Err(_)) => Err(broken()),
         }
@@ -206,6 +217,7 @@ impl ListeningConnection {
 /// Reads a message: a wake-up without a text, or a text for a waiter in the queue.
 fn message_event(channel: String, text: &[u8]) -> Event {
     match std::str::from_utf8(text) {
+        // Any client may publish on a channel: a longer text names no waiter, and only wakes.
         Ok(text) if !text.is_empty() && text.len() <= LONGEST => Event::Text(channel, text.to_owned()),
         _ => Event::Message(channel),
     }

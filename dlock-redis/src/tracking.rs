@@ -117,6 +117,7 @@ impl Tracking {
 
     /// Returns `true` if one more lock may be tracked.
     pub(crate) fn has_room(&self) -> bool {
+        // A guess, which spares a claim that cannot be tracked its preparations: `enter` decides.
         self.count.load(Ordering::Relaxed) < self.most && self.is_possible()
     }
 
@@ -128,6 +129,7 @@ impl Tracking {
     /// Ends a refusal that has lasted long enough. The next answer of the server shows whether it goes on.
     fn is_asked_again(&self) -> bool {
         let mut refusal = self.refusal.lock();
+        // A refusal without an end has no `until`, and neither has one that was just ended here by another caller.
         let is_over = refusal.until.is_some_and(|until| Instant::now() >= until);
         if is_over {
             refusal.until = None;
@@ -150,6 +152,7 @@ impl Tracking {
         // The room is taken before the lock is listed: two holds that enter at once cannot both get the last place.
         let more = |count| (count < self.most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        // Relaxed: the number only has to be unlike all others, and is read under the lock of `locks`.
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let names = probes.as_ref().map_or_else(|| SmallVec::from_iter([Arc::clone(lock)]), Probes::names);
         let watched = Watched { signal: signal.clone(), probes: probes.map(Arc::new) };
@@ -195,6 +198,7 @@ impl Tracking {
             refusal.until = lasts.map(|lasts| Instant::now() + lasts);
         }
         let was_logged = std::mem::replace(&mut refusal.logged, true);
+        // Unlocked before the event: a subscriber may block, or take a lock by this client.
         drop(refusal);
         if self.most > 0 && !was_logged {
             let what = "the server sends no notifications of changes: a lock that another client deletes is known to be \
@@ -222,6 +226,7 @@ struct UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
+        // A task that ended by itself has cleared the flag in `due`, and another may be under way by now.
         if !self.done
             && let Some(named) = self.tracking.locks.lock().get_mut(&self.name)
         {
@@ -262,6 +267,7 @@ impl Tracking {
         let Some(named) = locks.get_mut(name) else { return Vec::new() };
         let holds = named.holds.iter().map(|(_, hold)| hold).filter(|hold| hold.probes.is_some());
         let holds: Vec<Watched> = holds.cloned().collect();
+        // The shortest lease bounds the pauses for all: its hold has the least time to learn of a loss.
         let lease = holds.iter().flat_map(|hold| &hold.probes).map(|probes| probes.lease).min();
         // Noted before the look is sent: a change during the look needs another one.
         named.pace.looks(lease.unwrap_or_default() / 12);
@@ -273,7 +279,8 @@ impl Tracking {
 async fn go_on_looking(mut task: UnderWay) {
     while let Some(due) = task.tracking.due(&task.name) {
         sleep_until(due).await;
-        // Behind the pause, so that a name that waits for its next look takes no turn from the others.
+        // Behind the pause, so that a name that waits for its next look takes no turn from the others. An error would
+        // mean that the semaphore was closed, which nothing does; a look without a turn does no harm.
         let _turn = task.tracking.turns.acquire().await;
         let holds = task.tracking.holds_to_look_at(&task.name);
         for holds in parts(&holds) {
@@ -311,6 +318,8 @@ impl TrackedLock {
 
 impl Drop for TrackedLock {
     fn drop(&mut self) {
+        // Before the names are removed: the entry of another lock may come in between, which makes one more than `most`
+        // for a moment and does no harm.
         self.tracking.count.fetch_sub(1, Ordering::Relaxed);
         // The probes may hold the last reference to the client, whose drop must not run while `locks` is locked.
         let mut removed: SmallVec<[Watched; 1]> = SmallVec::new();
@@ -373,6 +382,7 @@ impl ConnectionTracking {
         match names {
             Some(Value::Array(names)) => {
                 for name in names {
+                    // Names of locks are text.
                     if let Value::BulkString(name) = name
                         && let Ok(name) = std::str::from_utf8(name)
                     {
@@ -415,6 +425,7 @@ impl ConnectionTracking {
             self.tracking.allowed();
             Ok(())
         });
+        // A refusal is noted by `ask`. Whatever the outcome, the renewal goes out: it is valid without a report, too.
         let _ = asking.await;
     }
 

@@ -41,7 +41,10 @@ impl Leases {
         let capabilities = if leaves || hands_over { capabilities.with_leaving() } else { capabilities };
         let capabilities = if hands_over { capabilities.with_handing_over() } else { capabilities };
         let capabilities = match world(|w| w.plan.modes) {
-            true => capabilities.with_sharing().with_downgrading().with_permits().with_fairness_on_request(),
+            true => {
+                let shared = capabilities.with_sharing().with_downgrading().with_pipelining();
+                shared.with_permits().with_fairness_on_request()
+            }
             false => capabilities,
         };
         Self { process, engine, drift, capabilities, node: None }

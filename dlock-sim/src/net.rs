@@ -182,7 +182,8 @@ impl World {
         self.note(&changes);
         self.notify(&changes);
         if answered && request > 0 {
-            let delay = self.delay();
+            let most = if self.chance(self.plan.rate_late_answer) { self.plan.late } else { self.plan.delay };
+            let delay = self.rng.u64(0..=most);
             let cut = self.processes[process].cut_until > now();
             let same = &mut self.processes[process].connections[connection];
             if same.generation == generation && !cut {

@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     /// The longest delay of a message that is late.
     pub(crate) late: u64,
     pub(crate) rate_late: u32,
+    /// Of the answers that are late.
+    pub(crate) rate_late_answer: u32,
     pub(crate) rate_lost: u32,
     pub(crate) rate_unanswered: u32,
     pub(crate) rate_reset: u32,
@@ -156,6 +158,7 @@ impl Plan {
             delay,
             late: late.max(delay + 1),
             rate_late: late_rate,
+            rate_late_answer: 0,
             rate_lost: lost,
             rate_unanswered: unanswered,
             rate_reset: reset,
@@ -199,8 +202,23 @@ impl Plan {
             (plan.tasks, plan.operations) = (r.usize(3..=6), r.usize(4..=16));
         } else if r.u32(..5) == 0 && !healthy && !sessions {
             plan.straggle(r);
+        } else if r.u32(..8) == 0 && !healthy && !sessions {
+            plan.lag(r);
         }
         plan
+    }
+
+    /// Has many answers come late and many requests fail, of processes that want one lock, so that a lease ends soon
+    /// after the late answer to its renewal.
+    fn lag(&mut self, r: &mut Rng) {
+        (self.twin, self.probes, self.notified, self.poll_to) = (false, true, false, r.u64(20..=50));
+        (self.processes, self.tasks, self.keys) = (r.usize(2..=3), 1, 1);
+        self.drift = (0..=self.processes).map(|_| r.i64(-4_900..=4_900)).collect();
+        self.operations = r.usize(3..=8);
+        self.lease = [300, 1_000, 3_000][r.usize(..3)];
+        (self.request_timeout, self.late) = (self.lease / 2, self.lease / 2);
+        (self.rate_late_answer, self.rate_lost) = (r.u32(100..=500), r.u32(100..=500));
+        self.quiet_at = self.lease * r.u64(8..=20);
     }
 
     /// Has attempts arrive after the answers to later ones.

@@ -56,6 +56,7 @@ impl Refused {
     fn answer(&self) -> Option<Failure> {
         let last = self.last();
         let (at, rest, failure) = last.as_ref()?;
+        // Kept when its time is over: the next refusal doubles its rest.
         (at.elapsed() < *rest).then(|| copy(failure))
     }
 
@@ -125,6 +126,7 @@ impl<S: Driver> Connector<S> {
     /// Notes the outcome of a log-in, and returns it.
     pub(crate) fn logged_in<T>(&self, opened: Result<T, Failure>) -> Result<T, Failure> {
         self.refused.note(opened.as_ref().err());
+        // Only a success shows that there is room again. Any other failure says nothing of it.
         if opened.is_ok() {
             self.room.last().is_over = true;
         }
@@ -136,6 +138,7 @@ impl<S: Driver> Connector<S> {
             let mut connection = match &self.pool {
                 // This makes it ready as the user's own are.
                 Some(_) => {
+                    // Detached, since the pool would close it with itself, at the end of this statement.
                     self.pool_of_one().await?.acquire().await.map_err(|error| self.failure(error))?.detach()
                 }
                 None => self.options().await?.connect().await.map_err(|error| self.failure(error))?,
@@ -150,16 +153,19 @@ impl<S: Driver> Connector<S> {
     /// Returns a pool whose one connection is made as dlock's own are, for the driver's things that want a pool.
     pub(crate) async fn pool_of_one(&self) -> Result<Pool<S::Database>, Failure> {
         let like = self.pool.as_ref().map_or_else(PoolOptions::new, |pool| pool.options().clone());
+        // A listener keeps this pool, whose connection must not be closed for its age.
         let one = like.max_connections(1).min_connections(0).max_lifetime(None).idle_timeout(None);
         Ok(one.acquire_timeout(self.limit).connect_lazy_with(self.options().await?))
     }
 
     async fn options(&self) -> Result<DriverOptions<S>, Failure> {
         let options = match &self.pool {
+            // Read at each opening: the program may give its pool other options, such as another password, at any time.
             Some(pool) => S::own(&pool.connect_options()),
             None => S::own(&self.driver),
         };
         let options = options.disable_statement_logging();
+        // Asked for at each opening as well, for passwords that last for minutes.
         let Some(password) = &self.password else { return Ok(options) };
         let password = password().await.map_err(|cause| {
             Failure::unavailable("the function that was to give the password failed").with_source(cause)
@@ -168,6 +174,7 @@ impl<S: Driver> Connector<S> {
     }
 
     pub(crate) fn failure(&self, error: sqlx::Error) -> Failure {
+        // Noted before the error is judged: requests that wait for a connection look for one that is open instead.
         if S::has_no_room(&error) {
             self.room.note_lack();
         }
@@ -179,6 +186,7 @@ impl<S: Driver> Connector<S> {
                     .with_source(error)
             }
             error => match S::classify(error, &self.table).failure {
+                // Nothing was sent on a connection that did not come about, so that its end leaves no outcome open.
                 failure if failure.message() == BROKEN => unopened(&failure),
                 failure => unchanged(failure),
             },
@@ -203,6 +211,7 @@ fn unopened(failure: &Failure) -> Failure {
 
 /// Ends a connection in an orderly way, if the server goes along.
 pub(crate) async fn end<C: Connection>(connection: C) {
+    // An error changes nothing: dropping the connection closes its socket, and the server notices that a little later.
     let _ = within(Duration::from_secs(1), connection.close()).await;
 }
 

@@ -4,6 +4,7 @@
 //! belongs to dlock's thread. A future may stay unpolled for as long as its caller likes, in a `select!` loop that is
 //! busy in another branch for instance, so neither is left to it.
 
+use dlock_core::backend::boxed;
 use dlock_core::{Failure, keeper};
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
@@ -14,18 +15,22 @@ use crate::failure::unchanged;
 /// # Cancel safety
 ///
 /// A `step` goes on to its end when its caller is dropped.
-pub(crate) async fn detached<T: Send + 'static>(
+pub(crate) fn detached<T: Send + 'static>(
     step: impl Future<Output = Result<T, Failure>> + Send + 'static,
-) -> Result<T, Failure> {
-    keeper::runtime()?.spawn(step).await.unwrap_or_else(|_| Err(gone()))
+) -> impl Future<Output = Result<T, Failure>> + Send {
+    // Outside of the future below: one that connects is deep, and the futures of all callers would contain it.
+    let step = boxed(step);
+    // Dropping the handle of a task detaches it, which is what lets the step go on.
+    async move { keeper::runtime()?.spawn(step).await.unwrap_or_else(|_| Err(gone())) }
 }
 
 /// Opens something on dlock's own thread, which changes nothing on the server where it fails.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub(crate) async fn on_the_keeper<T: Send + 'static>(
+pub(crate) fn on_the_keeper<T: Send + 'static>(
     opening: impl Future<Output = Result<T, Failure>> + Send + 'static,
-) -> Result<T, Failure> {
-    detached(opening).await.map_err(unchanged)
+) -> impl Future<Output = Result<T, Failure>> + Send {
+    let opened = detached(opening);
+    async move { opened.await.map_err(unchanged) }
 }
 
 /// Reports that the runtime ended, and the request with it.

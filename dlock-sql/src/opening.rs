@@ -15,12 +15,16 @@ impl<S: Server> ServerOptions<S> {
     pub(crate) async fn open(mut self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
         self.settings.check()?;
         on_the_keeper(async move {
+            // Taken, so that `connections` keeps no maker: what was made here is not made once more at the first use.
             if std::mem::take(&mut self.settings.makes) {
                 self.make().await?;
             }
             let mut connection = self.connector().open().await?;
+            // With its schema from here on: the search path of a connection that is opened later may lead to another
+            // table.
             self.settings.table = Self::located(&mut connection, &self.settings.table).await?;
             let connections = self.connections(for_leases)?;
+            // The first request finds it open, and pays for no log-in.
             connections.put_back(connection);
             Ok(connections)
         })
@@ -43,6 +47,7 @@ impl<S: Server> ServerOptions<S> {
     fn connections(self, for_leases: bool) -> Result<Arc<Connections<S>>, Failure> {
         let (connector, settings) = (self.connector(), self.settings.clone());
         let server = Arc::new(S::on_table(&settings.table, &connector, &settings));
+        // What keeps a lock must not come from a pool that lends it to others, and closes it when it likes.
         let pool = self.pool.clone().filter(|_| for_leases);
         let maker = settings.makes.then_some(self);
         Connections::start(server, connector, pool, for_leases, &settings, maker)

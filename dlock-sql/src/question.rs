@@ -1,6 +1,7 @@
 //! Questions and orders that are no lock's.
-//! || The caller may leave the question unpolled, in a `select!` loop that is busy in another branch for instance, and
-//! it would keep its connection from claims. So it is a task of its own.
+//!
+//! The caller may leave the question unpolled, in a `select!` loop that is busy in another branch for instance, and it
+//! would keep its connection from claims. So it is a task of its own.
 
 use std::future::Future;
 
@@ -20,6 +21,7 @@ pub(crate) async fn asked<T: Send + 'static>(
         Ok(current) => current,
         Err(_) => keeper::runtime()?.clone(),
     };
+    // A set, since its drop ends the task: that of a handle would leave it running.
     let mut task = JoinSet::new();
     task.spawn_on(question, &runtime);
     match task.join_next().await {

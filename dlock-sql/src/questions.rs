@@ -81,6 +81,7 @@ impl Questions {
         };
         let number = {
             let mut known = wanting.question.known.lock();
+            // The number is that of a question asked since this claim came, whichever claim asked it.
             if known.taken.0 > before {
                 return Ok(Turn::Taken(known.taken.1.clone()));
             }
@@ -94,6 +95,8 @@ impl Questions {
 impl Asking<'_> {
     /// Reports to the claims that came before this one asked that the key is taken.
     pub(crate) fn found_taken(self, holder: Option<Box<Holder>>) {
+        // Noted while `self` has the turn: the claim that gets it next reads this. An `Asking` that is dropped without
+        // an answer notes nothing, and the next claim asks.
         self.wanting.question.known.lock().taken = (self.number, holder);
     }
 }
@@ -104,6 +107,7 @@ impl<'a> Wanting<'a> {
         let (count, question) = all.entry(key.clone()).or_default();
         *count += 1;
         let question = Arc::clone(question);
+        // The count keeps the entry: a claim that comes meanwhile finds this very question.
         drop(all);
         Self { questions, key, question }
     }

@@ -47,12 +47,15 @@ impl Releases {
 
 /// Returns the channel on which releases of `key` are published.
 pub(crate) fn channel(table: &TableName, key: &Key) -> String {
+    // Without the schema: two tables of one name share their channels, which costs their waiters a look now and then.
+    // No name of a table has the byte between it and the key, so that no two pairs make one text.
     let name = table.name();
     format!("dlock_{:016x}", number(name.bytes().chain([0]).chain(key.as_str().bytes())))
 }
 
 /// Returns the channel on which a new leader is announced.
 pub(crate) fn announced_channel(table: &TableName, key: &Key) -> String {
+    // Beside the channel of releases, so that an observer is not woken by each of them.
     channel(table, key).replacen("dlock_", "dlock_term_", 1)
 }
 

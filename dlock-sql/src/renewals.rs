@@ -146,6 +146,7 @@ async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>
                 Ok(_) => Ok(Renewed::Gone),
                 Err(failure) => Err(copy(failure)),
             };
+            // A renewal that was cancelled meanwhile was carried out nevertheless; the release of its lock follows.
             let _ = renewal.answer.send(answer);
         }
     }
@@ -156,14 +157,17 @@ async fn work<R: Renew>(on: Weak<R>, mut inbox: mpsc::UnboundedReceiver<Renewal>
 async fn gather(inbox: &mut mpsc::UnboundedReceiver<Renewal>, waiting: &mut Vec<Renewal>, crowded: bool) {
     // Some that stayed from the statement before wait for nothing: they are late already.
     if waiting.is_empty() {
+        // Leaves `waiting` empty only once all senders are gone, with the backend.
         inbox.recv_many(waiting, ENOUGH).await;
         let patience = waiting.iter().map(|renewal| renewal.lease / 50).min().unwrap_or_default();
         let until = Instant::now() + patience.min(PATIENCE);
+        // A renewal that comes as the time ends stays in the inbox: `recv_many` loses nothing when it is dropped.
         while crowded
             && waiting.len() < ENOUGH
             && by_then(until, inbox.recv_many(waiting, ENOUGH)).await.is_some_and(|more| more > 0)
         {}
     }
+    // All that is there by now, also more than one statement renews: `work` picks the most urgent of them.
     while let Ok(renewal) = inbox.try_recv() {
         waiting.push(renewal);
     }

@@ -109,7 +109,7 @@ impl Wire {
         self.0.deaf.store(true, Ordering::SeqCst);
     }
 
-    /// Keeps withdrawals at the sender until this is mended; everything else goes on.
+    /// Keeps withdrawals and releases by force at the sender until this is mended; everything else goes on.
     pub fn keep_withdrawals(&self) {
         self.0.keeping.store(true, Ordering::SeqCst);
     }
@@ -489,7 +489,10 @@ impl<B: Backend> Administration for WiredShared<B> {
     }
 
     fn force_release(&self, key: Key, seen: Option<Vec<Holder>>) -> BoxedFuture<'_, Result<Forced, Failure>> {
-        let force = async move { self.administration().force_release(key, seen).await };
+        let force = async move {
+            self.wire.without(|state| &state.keeping).await;
+            self.administration().force_release(key, seen).await
+        };
         boxed(self.carry(WireRequest::Withdraw, force))
     }
 

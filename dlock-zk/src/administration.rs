@@ -287,6 +287,7 @@ pub(crate) async fn force(
     let session = connected(sessions, until).await?;
     let Config { base, recipe, .. } = sessions.config();
     let directory = base.directory(key);
+    let mut looked_at = None;
     loop {
         let children = session.list(&directory, until).await?.unwrap_or_default();
         let permits = permits(&session, *recipe, &directory).await?;
@@ -315,6 +316,8 @@ pub(crate) async fn force(
             if let Some(answer) = Forced::without_release(&now, seen) {
                 return Ok(answer);
             }
+        } else if *looked_at.get_or_insert_with(|| nodes.clone()) != nodes {
+            return Ok(Forced::HeldByOthers);
         }
         if delete_all(&session, nodes, until).await? {
             return Ok(Forced::Released);

@@ -199,6 +199,7 @@ impl Session {
 
     /// Deletes a node. A node that is missing is no failure.
     pub(crate) async fn delete(&self, path: &Arc<str>, until: Instant) -> Result<(), Failure> {
+        // If the time is up, the deletion goes on: it was sent, or is in a task of its own.
         match by_then(until, self.requests.delete(path)).await {
             Some(Ok(()) | Err(Error::NoNode)) => Ok(()),
             Some(Err(error)) => Err(of_write(error, path)),
@@ -278,6 +279,7 @@ impl Session {
         match self.kept.lock().locks.get_mut(&number) {
             // The lock has another node by now, or is being moved to one.
             Some(lock) if lock.moves.is_some() || *lock.path != *path => return,
+            // Noted for `LockEntry::is_gone`: the release need not delete a node that is gone.
             Some(lock) => lock.gone = true,
             None => {}
         }

@@ -67,6 +67,7 @@ impl Sessions {
     /// Returns the session, if one is open.
     pub(crate) fn current(&self) -> Result<Option<Arc<Session>>, Failure> {
         fork::refuse_in_child()?;
+        // Opens none, for callers that would rather do without: what a session kept has ended with it.
         Ok(match &*self.slot.lock() {
             Slot::Open(session) if session.ended().is_none() => Some(Arc::clone(session)),
             _ => None,
@@ -137,6 +138,7 @@ impl Sessions {
                 };
             }
             drop(slot);
+            // After the slot is set: a caller that fails by this and comes again finds `Failed`, and not the opening.
             sender.send_replace(Some(opened));
         });
         // Still under the mutex: the task cannot store its outcome before this.

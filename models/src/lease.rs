@@ -10,7 +10,7 @@
 //! What a client decides is not modelled: it is the engine's code, `dlock-core/src/engine/acquire/decide.rs`,
 //! `acquire/unsettled.rs` and `hold/lease.rs`, which the model calls by way of [`engine`]. Modelled are the times at
 //! which it acts, the network, and the server. For the server's part see `dlock-core/src/backends/memory.rs`,
-//! `dlock-redis/src/scripts/lock.lua` and the statements of `dlock-sql`. It is compared with `Memory`, step by step, in
+//! `dlock-redis/src/format/plain.lua` and the statements of `dlock-sql`. It is compared with `Memory`, step by step, in
 //! `tests/conformance.rs`.
 //!
 //! # Assumptions, each of which can be dropped

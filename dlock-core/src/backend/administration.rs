@@ -23,10 +23,11 @@ pub trait Administration: Send + Sync {
     /// A [`Failure`] when the backend cannot be asked.
     fn holders(&self) -> BoxedFuture<'_, Result<Vec<(Key, Holder)>, Failure>>;
 
-    /// Frees `key`. Without `seen` it does so for any holder, and the answer is [`Forced::Released`] or
-    /// [`Forced::Free`]. With `seen`, the holders that an operator was shown, it does so only if every holder is among
-    /// them, as this backend returned them before; [`Holder::is_same_hold`] decides which holds are the same. The next
-    /// grant has a higher fence; waiters are notified as after a release.
+    /// Frees `key`. With `seen`, the holders that an operator was shown, it does so only if every holder is among them,
+    /// as this backend returned them before; [`Holder::is_same_hold`] decides which holds are the same. Without `seen`
+    /// it does so for any holder of one moment. A backend that needs several steps uses the holders of its first look
+    /// as `seen`, so that no later holder loses the lock, and answers [`Forced::HeldByOthers`] if all of them left by
+    /// themselves and others came. The next grant has a higher fence; waiters are notified as after a release.
     ///
     /// The server has to compare in the step that frees the key, so that a holder that comes in between keeps its lock.
     /// A backend whose server cannot do that looks by [`occupancy`](crate::Backend::occupancy), compares by

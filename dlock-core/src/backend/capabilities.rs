@@ -44,6 +44,9 @@ pub struct Capabilities {
     pub hands_over: bool,
     /// The share of a reader and permits can be taken over too, not only an exclusive lock.
     pub hands_over_shares: bool,
+    /// Requests of a process for one key need not wait for each other's answers, and cost the server little. A grant to
+    /// a reader then has the readers that wait in its process ask together; otherwise they ask one after the other.
+    pub pipelined: bool,
     /// Terms of an election are [announced](crate::Backend::announce) to its observers.
     pub announces: bool,
     /// The whole backend is in this process, and no server is asked: waits are measured with tokio's clock where a test
@@ -75,6 +78,7 @@ impl Capabilities {
             leaves: false,
             hands_over: false,
             hands_over_shares: false,
+            pipelined: false,
             announces: false,
             in_process: false,
             poll_from: Duration::from_millis(10),
@@ -189,6 +193,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_handing_over_of_shares(mut self) -> Self {
         self.hands_over_shares = true;
+        self
+    }
+
+    /// Marks that requests need not wait for each other's answers.
+    #[must_use]
+    pub const fn with_pipelining(mut self) -> Self {
+        self.pipelined = true;
         self
     }
 

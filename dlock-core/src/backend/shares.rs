@@ -66,7 +66,13 @@
 //! is one message, which the server carries out though its sender is paused, far away or gone. With the state in the
 //! client a step is two messages. If the row is locked between them, a client that is paused there keeps the key and
 //! its renewals waiting; if not, a client that is further away than others writes too late each time. Random histories
-//! on these stores are compared with this module. Where a copy decides differently:
+//! on these stores are compared with this module.
+//!
+//! Others decide without these rules: etcd (`rule.rs` of `dlock-etcd`) and ZooKeeper (`recipe/order.rs` and
+//! `semaphore.rs` of `dlock-zk`) by the order of a queue that all claims stand in; locks of sessions and locked rows by
+//! the server's own locks (`session/strategy.rs` of `dlock-sql`). A quorum has what its nodes have.
+//!
+//! Where a copy decides differently:
 //!
 //! | rule | here | copies that differ |
 //! |---|---|---|

@@ -302,6 +302,7 @@ impl Backend for Memory {
             .with_leaving()
             .with_handing_over()
             .with_handing_over_of_shares()
+            .with_pipelining()
             .with_announcements()
             .without_servers()
     }

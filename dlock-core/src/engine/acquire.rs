@@ -108,6 +108,8 @@ impl Limits {
             Wait::For(limit) => Some(started + limit),
             Wait::No | Wait::Forever => None,
         };
+        // `checked_add`: a patience that no clock can represent is a wait without an end. The wait of `Wait::For` is
+        // bounded when the options are checked, so that the plain addition above cannot overflow.
         let patient_until = options.patience.and_then(|patience| started.checked_add(patience));
         Self { started, until, patient_until: until.into_iter().chain(patient_until).min(), request_timeout }
     }
@@ -133,6 +135,8 @@ impl<'a> Acquire<'a> {
             pendings: pendings(specs).map_err(|failure| first.error(Operation::Acquire, failure))?,
             terms: terms(specs),
             requests: RequestTimes::new(started, asks_at_once),
+            // Also where earlier claims of this acquire were left to the keeper: what they have is withdrawn under
+            // their own tokens, and no grant to the claims made here can be theirs.
             unsettled: Unsettled::NOTHING,
             contention: Contention::default(),
             span: AcquireSpan::begin(&engine.telemetry, &engine.wait_queue, first.subject(), started),
@@ -158,6 +162,8 @@ impl<'a> Acquire<'a> {
                 let waited = self.limits.started.elapsed();
                 let mut error =
                     self.specs[self.contention.place].error(Operation::Acquire, self.last_word(failure));
+                // `take_resized` tries once more after a conflict and reports the end itself, so that the span of this
+                // attempt must not report one.
                 match error.kind() {
                     ErrorKind::Conflict if self.specs[0].options.resizable => self.span.set_aside(),
                     _ => self.span.not_acquired(&error, waited),
@@ -184,6 +190,8 @@ impl<'a> Acquire<'a> {
     async fn attempt_until_done(&mut self) -> Result<Option<Shares>, Failure> {
         // An acquire that begins anew must not take its own earlier claim for another holder's.
         self.until_withdrawn().await?;
+        // The queue is joined before the first request: an acquire that asked past the waiters of this process could
+        // get the lock ahead of them.
         let mut line = match self.taken_here() {
             Some(place) => Some(self.wait_behind_others(place).await?),
             None => None,
@@ -215,6 +223,8 @@ impl<'a> Acquire<'a> {
             let outcome = self.outcome_of(answer, failed.take(), may_be_own)?;
             match self.after(outcome, line.as_ref()) {
                 Next::Held(shares) => {
+                    // The ticket leaves only now: until the hold is listed, a waiter behind that became the first would
+                    // ask for a lock that is about to be held here.
                     if let Some((place, ticket)) = line {
                         self.leave_line(place, ticket);
                     }
@@ -237,6 +247,8 @@ impl<'a> Acquire<'a> {
         let is_taken = |spec: &Spec| {
             engine.wait_queue.has(&spec.key) || engine.tenures.yields_until(&spec.key).is_some()
         };
+        // The first such lock alone: an acquire stands in one queue at a time, and asks for all locks when it has its
+        // turn there.
         if self.terms.lines { self.specs.iter().position(is_taken) } else { None }
     }
 
@@ -276,6 +288,8 @@ impl<'a> Acquire<'a> {
 
     fn maybe_held_for(&self) -> Duration {
         let lease = self.specs.iter().map(|spec| spec.options.lease).max().unwrap_or_default();
+        // The longest lease of the locks: the outcome is unknown for all of them, and the caller has one figure to wait
+        // for.
         let until = self.unsettled.may_hold_until(lease, self.limits.request_timeout);
         until.since(self.engine.clock.now())
     }
@@ -287,6 +301,8 @@ fn terms(specs: &[Spec]) -> Terms {
     let takes_over = specs.iter().any(|spec| spec.options.takes_over.is_some());
     Terms {
         waits,
+        // A backend with a fair queue has to see each waiter, or the local queue would decide the order; and a baton
+        // has nothing to wait for, since the lock is there or is not.
         lines: waits && !in_order && !takes_over,
         takes_over,
         many: specs.len() > 1,

@@ -1,4 +1,10 @@
 //! The work under way, so that a shutdown can wait for it.
+//!
+//! ```text
+//! begin ──▶ a step ── into_background ──▶ in the background
+//!              │                                  │
+//!              └───────────── dropped ────────────┴──▶ over: those who wait look again
+//! ```
 
 use std::sync::Arc;
 

@@ -149,6 +149,7 @@ impl<T: 'static> Listed<T> {
         context: &mut Context<'_>,
         begin: &mut dyn FnMut(Instant) -> Result<Begun<T>, Error>,
     ) -> Poll<Result<T, Error>> {
+        // Cloned before the slot is locked: the clone of a waker is code of others.
         let waker = context.waker().clone();
         let (before, acquire, leaves) = {
             let mut inner = self.slot.inner.lock();
@@ -156,6 +157,8 @@ impl<T: 'static> Listed<T> {
             if self.slot.woken.swap(false, Ordering::SeqCst) {
                 self.attendance.polled_after(looks);
             }
+            // Set anew under the lock, as `woken` is. A look that counts down beside this costs one look of the two
+            // seconds.
             self.slot.quiet.store(inner.patience.saturating_mul(QUIET), Ordering::Relaxed);
             (inner.waker.replace(waker), inner.acquire.take(), inner.leaves)
         };
@@ -166,6 +169,7 @@ impl<T: 'static> Listed<T> {
         }
         let mut acquire = match acquire {
             Some(acquire) => acquire,
+            // `begin` runs outside of the lock as well, and may fail: the locks may have been shut down since.
             None => begin(self.since)?,
         };
         // Not under the lock: the acquire may wake itself during the poll, which locks the slot.
@@ -180,6 +184,8 @@ impl<T: 'static> Listed<T> {
 
 impl<T: 'static> Drop for Listed<T> {
     fn drop(&mut self) {
+        // Off the list first, so that no further look finds an acquire that is about to be dropped. A look that has it
+        // already drops it by itself, on the keeper.
         let slot = self.attendance.unlist(self.place);
         let (acquire, waker) = {
             let mut inner = self.slot.inner.lock();
@@ -225,6 +231,8 @@ trait Attend: Send + Sync {
 
 impl<T> Attend for Slot<T> {
     fn wants_a_look(&self) -> bool {
+        // The countdown cannot wrap around: the look that finds it at its end wakes the acquire, and `woken` ends the
+        // counting until a poll sets it anew.
         self.woken.load(Ordering::SeqCst) || self.quiet.fetch_sub(1, Ordering::Relaxed) <= 1
     }
 
@@ -240,9 +248,12 @@ impl<T> Attend for Slot<T> {
                 return false;
             }
             inner.looks = inner.looks.saturating_add(1);
+            // Without an acquire it is being polled, or was taken back already; the looks are counted nevertheless,
+            // since they show how late the next poll is.
             if inner.acquire.is_none() || inner.looks <= inner.patience.max(patience) {
                 return false;
             }
+            // Doubled for the acquire that begins anew: its caller was shown to poll rarely.
             inner.patience = inner.patience.saturating_mul(2);
             inner.leaves = true;
             inner.acquire.take()
@@ -295,6 +306,8 @@ impl Attendance {
 
     /// Notes that an acquire that was woken is polled, after so many looks.
     fn polled_after(&self, looks: u32) {
+        // Without an exchange: of two polls at once the figure of one may be lost, and the next late poll makes that
+        // good.
         let before = self.late.load(Ordering::Relaxed);
         // An eighth less with each poll: one late poll gives all acquires time, and many that are in time take it back.
         let now = (looks.min(MOST_LOOKS) * 16).max(before - before.div_ceil(8));
@@ -311,6 +324,8 @@ impl Attendance {
     /// Lists an acquire, and has the keeper look unless it does.
     fn list(self: &Arc<Self>, acquire: Arc<dyn Attend>) -> usize {
         let place = self.acquires.lock().insert(acquire);
+        // Inserted before the flag is read, the reverse of the end of `watch`: either that sees this acquire, or the
+        // flag is clear here. The load spares most acquires a contended write.
         if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
             // A keeper that is dead has reported so, and nothing is granted any more.
             let _ = self.keeper.send(Box::pin(watch(Arc::downgrade(self))));
@@ -351,6 +366,7 @@ async fn watch(attendance: Weak<Attendance>) {
     let mut idle = 0;
     loop {
         tokio::time::sleep(LOOK).await;
+        // Weak, since the engine has the list and the keeper's tasks must not keep the engine.
         let Some(attendance) = attendance.upgrade() else { return };
         idle = if attendance.look() { 0 } else { idle + 1 };
         if idle < REST {

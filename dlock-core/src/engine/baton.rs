@@ -79,6 +79,7 @@ struct Marked<'a> {
 
 impl<'a> Marked<'a> {
     fn of(hold: &'a Arc<Hold>) -> Result<Self, Uncarried> {
+        // Begun before `close` takes the hold off the registry: a shutdown finds it in the one place or the other.
         let activity = Some(hold.engine.registry.activity.begin());
         hold.carry().map(|()| Self { hold, activity })
     }
@@ -86,6 +87,7 @@ impl<'a> Marked<'a> {
     fn close(mut self, at_most: Option<Duration>) -> HandingOver {
         let hold = Arc::clone(self.hold);
         hold.close();
+        // A key that `hold_at_least` keeps taken stays so, also where the baton's time is shorter.
         let least = hold.leave_until().since(hold.engine.clock.now());
         let at_most = at_most.unwrap_or(hold.lease()).max(least);
         HandingOver { hold, at_most, claim: None, activity: self.activity.take() }
@@ -132,7 +134,8 @@ impl HandingOver {
         let mark = |hold| Marked::of(hold).map_err(|why| refused(hold, why));
         let marked = holds.iter().map(mark).collect::<Result<Vec<_>, _>>()?;
         let handing: Vec<_> = marked.into_iter().map(|marked| marked.close(at_most)).collect();
-        // Dropped, what is left of them on the servers is withdrawn.
+        // Looked for after the close, which is final: a loss may have come since `check`. The error drops all of them,
+        // and what is left of them on the servers is withdrawn, also of those that are sound.
         match handing.iter().find(|one| one.hold.is_lost()) {
             Some(Self { hold, .. }) => {
                 Err(hold.error(Operation::HandOver, Failure::new(ErrorKind::Lost, hold.cause())))
@@ -168,6 +171,7 @@ impl HandingOver {
         let until = SystemTime::now() + self.at_most;
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let at_most = self.at_most;
+        // Not beyond the deadline: another may have the lock by then, and nothing is left to hand over.
         let again = |asked| {
             let pause = backoff.pause(hold.engine.entropy.fraction());
             let in_time = hold.engine.clock.now() + pause < hold.deadline();
@@ -175,6 +179,7 @@ impl HandingOver {
         };
         let (answer, _) = withdraw_awaited(&hold, claim, || at_most, again).await;
         let withdrawn = answer.map_err(fail)?;
+        // The error drops `self`, whose rest is retracted: a request of before may have left the key without an answer.
         if !withdrawn.removed {
             let cause = "the backend no longer had it under our token";
             return Err(fail(Failure::new(ErrorKind::NotHeld, cause)));
@@ -199,6 +204,8 @@ impl LeftKey {
             let rest = Cleanup::of_hold(&hold, claim, activity);
             Cleanup { leave_until: nothing, ..rest }.later();
         }
+        // The key is taken still, for the baton. But the tenure ends here, and so does what the queue knows of the
+        // lock: its first waiter asks, and waits by that answer.
         hold.engine.released(&hold.key, hold.ended_tenure(), others_waiting);
         self.baton
     }
@@ -209,6 +216,7 @@ impl Drop for HandingOver {
         let Some(activity) = self.activity.take() else { return };
         self.hold.note_carriage(Carriage::Failed);
         match self.claim.take() {
+            // No request was made: the claim is with the hold still, or with a renewal.
             None => release_later(Arc::clone(&self.hold), activity),
             Some(claim) => {
                 let rest = Cleanup::of_hold(&self.hold, claim, activity);

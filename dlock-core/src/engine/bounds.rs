@@ -56,6 +56,7 @@ impl<'a> RequestBounds<'a> {
         limit: Duration,
         left: Duration,
     ) -> Self {
+        // Begun here and not by the backend: what an earlier request of the claim has left on the clock is void.
         let (written, from) = (claim.request_clock().inspect(RequestClock::begin), Instant::now());
         Self { clock, timers, written, from, limit, until: from.checked_add(left) }
     }
@@ -71,6 +72,7 @@ impl<'a> RequestBounds<'a> {
     /// Awaits the answer.
     pub(super) async fn answer<T>(&self, request: impl Future<Output = T>) -> Result<T, Unanswered> {
         let mut request = pin!(request);
+        // From the call, as long as the backend has not reported that the request is queued or written.
         let mut end = self.from + self.limit;
         loop {
             // `until` ends even a request that is still queued; `end` moves on while it is.
@@ -119,6 +121,7 @@ impl RoundTrip {
     /// Notes the duration of an answer.
     pub(super) fn note(&self, took: Duration) {
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        // Without an exchange: a figure that is lost between two answers at once is made good by the next.
         let before = self.0.load(Ordering::Relaxed);
         let now = took.max(before - before / 8);
         if now != before {

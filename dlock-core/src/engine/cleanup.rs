@@ -101,6 +101,7 @@ impl Cleanup {
             if let Ok(withdrawal) = &answer {
                 // Any answer proves that the backend is there, whatever it found.
                 engine.registry.contacted(clock.now());
+                // The largest count: the answer to a repetition, which finds nothing, may count no waiter.
                 others_waiting = withdrawal.others_waiting.max(others_waiting);
             }
             // Listens before it looks whether the locks are shut down: a shutdown between the two is not missed.
@@ -164,7 +165,8 @@ pub(super) fn give_up(hold: &Arc<Hold>) {
 pub(crate) fn release_later(hold: Arc<Hold>, activity: ActivityToken) {
     let (engine, activity) = (Arc::clone(&hold.engine), activity.into_background());
     engine.later(async move {
-        // A renewal under way gives the claim back at once, since the hold is closed.
+        // A renewal under way gives the claim back at once, since the hold is closed. No claim means that another
+        // release has it, and reports the end by itself.
         if let Some(claim) = hold.take_claim().await {
             Cleanup::of_hold(&hold, claim, activity).carry_out().await;
         }
@@ -200,6 +202,7 @@ pub(super) async fn withdraw_awaited(
     loop {
         let answer = withdraw_once(claim, &hold.engine, limits, left()).await;
         let pause = match &answer {
+            // A refusal is none: the keeper repeats it after long pauses, for which no caller is kept waiting.
             Err(failure) if failure.is_transient() => again(asked),
             _ => None,
         };

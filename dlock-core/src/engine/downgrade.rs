@@ -4,6 +4,13 @@
 //! effect at once. On the server it may be held alone for longer: until the answer is known the request is repeated, a
 //! few times while the caller waits for it, and then in the background. All of it runs on the keeper, since a request
 //! has the claim, without which nothing is renewed: a caller that is not polled must not keep it.
+//!
+//! | the mode here | `downgrades` | `downgrades_later` | the server | becomes |
+//! |---|---|---|---|---|
+//! | exclusive | no | no | has it held alone | shared, with `downgrades`, by [`downgrade`] |
+//! | shared | yes | no | is asked while the caller waits, or has refused for good | confirmed, or left to the keeper |
+//! | shared | yes | yes | is asked again and again | confirmed; or as above, where it refuses for good |
+//! | shared | no | no | lets others read | stays so |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +46,7 @@ fn prepare(hold: &Hold) -> Result<bool, Failure> {
     let capabilities = &hold.engine.capabilities;
     match hold.mode() {
         Mode::Exclusive => {}
-        // The outcome may not be known yet.
+        // The outcome may not be known yet. A reader's lock from the beginning has nothing to ask for.
         Mode::Shared => return Ok(hold.shares.downgrades.load(Ordering::Acquire)),
         Mode::Permits { .. } => return unsupported("permits of a semaphore are neither read nor written"),
     }
@@ -98,6 +105,7 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
     let Some(lent) = hold.engine.timers.within(limit, hold.claim()).await else {
         return Err(Failure::unavailable(format!("no end of a renewal within {limit:?}")));
     };
+    // Also while it is suspect: the answer shows whether the server still has the lock.
     let (Some(mut lent), Condition::Held | Condition::Suspect) = (lent, hold.condition()) else {
         return Err(ended(hold));
     };
@@ -120,6 +128,7 @@ async fn ask(hold: &Hold) -> Result<(), Failure> {
             // Local waiters that want to read may ask, like those elsewhere.
             hold.engine.wait_queue.released(&hold.key);
             hold.engine.telemetry.downgraded(hold.subject());
+            // `downgraded` confirms nothing once the deadline has passed: the answer came too late.
             if hold.condition() == Condition::Lost { Err(ended(hold)) } else { Ok(()) }
         }
         Ok(Renewed::Gone) => {
@@ -140,6 +149,7 @@ fn ended(hold: &Hold) -> Failure {
 
 /// Has the keeper ask, again and again, until the outcome is known or the hold has ended.
 fn ask_later(hold: Arc<Hold>) {
+    // One task at a time: each call that leaves the outcome open comes here.
     if hold.shares.downgrades_later.swap(true, Ordering::AcqRel) {
         return;
     }
@@ -148,6 +158,7 @@ fn ask_later(hold: Arc<Hold>) {
     engine.later(async move {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut refusals = Refusals::new(&hold.engine, hold.site);
+        // Read in each round: the caller may ask for the downgrade again, and learn the outcome first.
         while hold.shares.downgrades.load(Ordering::Acquire) {
             let fraction = hold.engine.entropy.fraction();
             let pause = match ask(&hold).await {
@@ -170,6 +181,7 @@ fn ask_later(hold: Arc<Hold>) {
                 () = tokio::time::sleep(pause) => {}
             }
         }
+        // Also where the servers have refused for good: `downgrades` stays set then, and a later call may ask again.
         hold.shares.downgrades_later.store(false, Ordering::Release);
         drop(activity);
     });

@@ -4,6 +4,12 @@
 //! of the fences that were reserved when the lock was granted; when these are used up, or the time of the tenure is
 //! over, the lock is released. What was passed on and not taken, whatever the reason, goes to the next in line, or is
 //! released by the keeper.
+//!
+//! ```text
+//! hand_off ──▶ offered to the first waiter ── take ──▶ the hold of the next section
+//!    │                     └── it leaves ──▶ offered to the next one; if none takes it: dropped, withdrawn
+//!    └── it is not taken ──▶ NotHandedOff: the release goes on
+//! ```
 
 use std::any::Any;
 use std::sync::Arc;
@@ -36,6 +42,7 @@ impl Handoff {
     /// Makes a hold of it, for `spec`; not yet listed with the keeper. The token that is returned beside it is dropped
     /// once it is listed, so that a shutdown finds the lock in the one place or the other.
     pub(super) fn take(mut self, spec: &Spec) -> Option<(Arc<Hold>, Option<ActivityToken>)> {
+        // Without the claim, the drop of `self` leaves nothing to the keeper.
         let claim = self.claim.take()?;
         Some((Hold::after(&self.before, spec, claim), self.activity.take()))
     }
@@ -69,6 +76,8 @@ pub(crate) fn hand_off(hold: &Arc<Hold>, activity: ActivityToken) -> Result<(), 
     // A renewal under way still has the claim, and is not waited for by a release that may be a drop.
     let Some(Some(claim)) = hold.try_take_claim() else { return Err(NotHandedOff { claim: None, activity }) };
     let handoff = Handoff { before: Arc::clone(hold), claim: Some(claim), activity: Some(activity) };
+    // The handoff goes in whole: a waiter that leaves without taking it passes it to the next one, or drops it, which
+    // has the lock released.
     match engine.wait_queue.hand_off(&hold.key, hold.lease(), Box::new(handoff)) {
         Ok(()) => Ok(()),
         // The first waiter does not take it: it asks by itself at this moment, or wants another lease.

@@ -41,7 +41,7 @@ use claim::ClaimPlace;
 use lease::{After, LeaseTerms, RenewalPlan, Report, Standing};
 use passing::Succession;
 use shares::HoldShares;
-pub(super) use shares::{ShareKind, Uncarried};
+pub(super) use shares::{ShareKind, Uncarried, Unshared};
 use validity::LocalValidity;
 
 /// The condition of a hold at this moment.
@@ -114,6 +114,7 @@ impl Hold {
     /// earlier proof. It is not yet listed with the keeper.
     pub(crate) fn new(spec: &Spec, claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
         let now = spec.engine.clock.now();
+        // Noted here, and not where the answer came, which spares a second look at the clock.
         spec.engine.registry.contacted(now);
         // The earlier of the two: the local deadline must not be later than the server's.
         let sent = grant.proven_at.map_or(sent, |proof| proof.min(sent));
@@ -302,6 +303,7 @@ impl Hold {
     }
 
     fn note_loss(&self, loss: Loss, cause: Cow<'static, str>) {
+        // Only the first loss of a hold that was not released reports and wakes.
         if self.validity.lose(cause) {
             let held = || self.engine.clock.now().since(self.acquired_at);
             // Woken before the event is reported: a subscriber may block. The deadline that ended it is not reported
@@ -345,6 +347,8 @@ impl Hold {
 
     /// Carries out what follows a report on a hold of this condition.
     fn report(&self, report: Report, condition: Condition) {
+        // Read one after the other, which may mix two confirmations: `extend` never moves either of them back, so that
+        // nothing is trusted for longer by that.
         let (deadline, confirmed_at) = (self.validity.deadline(), self.validity.confirmed_at());
         let standing = Standing { condition, deadline, confirmed_at };
         match self.terms.after(report, standing, || self.engine.entropy.fraction()) {
@@ -384,6 +388,7 @@ impl Hold {
 
     /// Returns for how long a renewal should have been confirmed and was not.
     pub(super) fn renewal_overdue(&self, now: Timestamp) -> Option<Duration> {
+        // A third of the lease is when a renewal is due at the latest, see `LeaseTerms::after`.
         let due = self.validity.confirmed_at() + self.terms.lease / 3;
         (self.terms.is_renewed() && self.is_at_risk() && due < now).then(|| now.since(due))
     }
@@ -422,6 +427,7 @@ impl Hold {
     /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's
     /// timers.
     pub(crate) async fn lost(&self) {
+        // Not `is_lost`: in a child made by `fork` no keeper notices a loss, and the hold counts as lost at once.
         self.when(|hold| hold.condition_here() == Condition::Lost).await;
     }
 

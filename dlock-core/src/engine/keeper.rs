@@ -61,6 +61,7 @@ async fn supervise(registry: Arc<HoldRegistry>, mut inbox: mpsc::UnboundedReceiv
         tokio::time::sleep(AFTER_PANIC).await;
     }
     registry.telemetry.tell_untold();
+    // The engine is gone, and every hold with it: this end is no death of the keeper.
     alive.0 = None;
 }
 
@@ -132,6 +133,8 @@ struct RenewalInProgress(Arc<Hold>);
 
 impl Drop for RenewalInProgress {
     fn drop(&mut self) {
+        // A renewal that panicked has reported nothing. A renewal that was cancelled by the end of the hold needs no
+        // report.
         if std::thread::panicking() {
             self.0.renewal_failed();
         }
@@ -141,8 +144,10 @@ impl Drop for RenewalInProgress {
 }
 
 async fn renew_once(hold: &Hold) {
+    // A release or a handoff has taken the claim.
     let Some(mut lent) = hold.claim().await else { return };
     let Some(claim) = lent.claim() else { return };
+    // The hold may have ended while this waited for the claim, and a downgrade may have had that.
     if matches!(hold.condition(), Condition::Lost | Condition::Released) {
         return;
     }

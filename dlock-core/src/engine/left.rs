@@ -46,6 +46,7 @@ pub(super) struct LeftClaim {
 
 impl LeftClaim {
     pub(super) fn new(all: &Arc<LeftClaims>, key: &Key) -> Self {
+        // A count, since several acquires may leave claims of one key.
         *all.keys.lock().entry(key.clone()).or_default() += 1;
         Self { all: Arc::clone(all), key: key.clone() }
     }

@@ -41,6 +41,8 @@ impl Looks {
         if let Some(looked) = self.looked {
             let left = interval.saturating_sub(engine.timers.now() - looked);
             self.wait(engine, left).await;
+            // Cleared only after the wait: a call that is dropped in it leaves the rest of the interval to the next
+            // one.
             self.looked = None;
         }
         if self.announcements.is_none() && engine.capabilities.announces {
@@ -72,6 +74,7 @@ impl Looks {
                 }
                 return;
             }
+            // The stream has ended. `due` subscribes anew before the next look, which finds what was missed meanwhile.
             self.announcements = None;
         }
         pause.await;

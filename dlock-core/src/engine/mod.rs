@@ -125,6 +125,7 @@ impl Engine {
             tenures: Tenures::new(limits, capabilities.time_to_ask(YIELD_FOR, limits.time)),
             registry,
             tasks,
+            // Noted where the keeper is started: a child that `fork` makes has another id, and a copy of all this.
             process: std::process::id(),
             backend,
         })
@@ -163,6 +164,7 @@ impl Engine {
     /// Is `true` if a request can be made in the caller's runtime, and not only on the keeper's thread: in a tokio
     /// runtime, whose clock is the machine's unless there are no servers to ask.
     pub(crate) fn serves_here(&self) -> bool {
+        // A backend in memory opens no socket, and a simulation has the clock of its callers: any runtime will do.
         match self.capabilities.in_process || self.registry.tasks.are_given() {
             true => threads::is_in_runtime(),
             false => threads::serves_requests(),
@@ -250,6 +252,7 @@ impl Engine {
     /// others wait elsewhere.
     pub(crate) fn released(&self, key: &Key, tenure: Option<Tenure>, others_waiting: u32) {
         let now = || self.clock.now();
+        // Without a tenure others may hold the lock at the same time, and there is no turn to yield.
         match tenure.and_then(|tenure| self.tenures.released(key, tenure, others_waiting, now)) {
             // Local waiters yield with their process, which would otherwise be the next holder again.
             Some(until) => self.wait_queue.yield_until(key, until),
@@ -344,6 +347,7 @@ impl Spec {
             self.key.clone(),
             engine.entropy.token()?,
             &self.options,
+            // The line of a candidate has a field more, by which observers of an election know which process leads.
             Arc::clone(if self.options.role == Some(Role::Leader) {
                 &engine.identities.candidate
             } else {

@@ -2,6 +2,11 @@
 //!
 //! An operator can mend that within seconds, so that nothing that goes on for long ends by it. A warning reports it,
 //! and the servers are asked again, more and more rarely.
+//!
+//! | `refused` | at a refusal | at an answer |
+//! |---|---|---|
+//! | no | set, and a pause of up to 1 s | stays so |
+//! | yes | a pause twice as long, up to 30 s | cleared and reported; the next pause is short again |
 
 use std::time::Duration;
 
@@ -38,6 +43,7 @@ impl<'a> Refusals<'a> {
 
     /// Notes that the servers answered.
     pub(crate) fn are_over(&mut self) {
+        // Each answer comes here, and only the first after a refusal is worth a report.
         if std::mem::take(&mut self.refused) {
             self.pauses = Backoff::of_refusals();
             self.engine.telemetry.refusals_over();

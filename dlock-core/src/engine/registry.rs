@@ -168,6 +168,8 @@ impl HoldRegistry {
         let due = hold.due_at();
         {
             let mut holds = self.holds.lock();
+            // From one upwards and never used twice: zero marks a hold that is not listed, and two holds that are due
+            // at one moment differ by it.
             holds.last_number += 1;
             let number = holds.last_number;
             hold.listing.number.store(number, Ordering::Relaxed);
@@ -231,6 +233,7 @@ impl HoldRegistry {
 
     /// Notes that a hold was lost: its key is not held here by it any more.
     pub(super) fn note_lost(&self, hold: &Hold) {
+        // A loss before the hold is listed finds nothing counted here; `list` looks at `is_lost` after it has counted.
         if hold.listing.counted.load(Ordering::SeqCst) {
             self.holds.lock().count_out(hold);
         }
@@ -249,6 +252,7 @@ impl HoldRegistry {
         // A hold listed while this looks is either seen below or lowers this again.
         self.next_look.store(idle.as_nanos(), Ordering::Release);
         let (mut due, mut ended) = (Vec::new(), Vec::new());
+        // One `now` for all batches: holds that fall due meanwhile are for the next look, so that this ends.
         while self.look_at_some(now, &mut due, &mut ended) == BATCH {}
         // Not under the lock: `condition` notices the loss, which wakes waiters and takes the lock to count the hold
         // out.
@@ -259,6 +263,8 @@ impl HoldRegistry {
         // Read after the looks, which moved holds to their next moments.
         let first = self.holds.lock().due.first_key_value().map(|((at, _), _)| *at);
         let next = first.map_or(idle, |first| idle.min(first));
+        // Another thread may have asked for an earlier look meanwhile. Its wake-up is stored in `wake`, but the figure
+        // has to stay the least, by which later holds decide whether to wake.
         let planned = self.next_look.fetch_min(next.as_nanos(), Ordering::AcqRel);
         DueWork { due, overdue: ended, next: next.min(Timestamp::from_nanos(planned)) }
     }
@@ -272,6 +278,8 @@ impl HoldRegistry {
             // Renewals that are due soon go out together with those due now, as far as these are few.
             let ahead =
                 if (1..TOGETHER).contains(&due.len()) { hold.lease() / EARLY } else { Duration::ZERO };
+            // The deadline first: `take_renewal` changes the plan, and no renewal may be sent for a hold that has
+            // ended.
             let renews = hold.deadline() > now && hold.take_renewal(now, ahead);
             if at > now && !renews {
                 return seen;
@@ -300,6 +308,7 @@ impl HoldRegistry {
     pub(crate) fn health(&self) -> EngineHealth {
         let now = self.clock.now();
         let contact = self.contact.load(Ordering::Relaxed);
+        // A keeper that keeps up has its next look ahead of now. Without one that looks, the moment stays behind.
         let next_look = Timestamp::from_nanos(self.next_look.load(Ordering::Acquire));
         let (mut oldest, mut after) = (None, None);
         loop {
@@ -329,6 +338,7 @@ impl HoldRegistry {
 
     /// Refuses acquires from now on, and ends the waits of those under way.
     pub(super) fn close(&self) {
+        // Stored before the waiters are woken: a waiter that listens too late for the wake-up reads the flag.
         self.closed.store(true, Ordering::SeqCst);
         wake_all(&self.shut);
     }
@@ -340,6 +350,7 @@ impl HoldRegistry {
 
     /// Is `true` if bodies under locks of `other` may acquire here while locks are drained.
     pub(super) fn serves(&self, other: &Self) -> bool {
+        // The address of the first registry names the group, so that a `Weak` is enough, and no registry keeps another.
         let groups = || self.group.get().zip(other.group.get());
         std::ptr::eq(self, other) || groups().is_some_and(|(ours, theirs)| ours.ptr_eq(theirs))
     }
@@ -400,6 +411,7 @@ impl HoldRegistry {
 
     /// Resolves when nothing is held, being acquired or being released, and nothing goes on in the background.
     pub(crate) async fn settled(&self) {
+        // A hold that was lost stays in `due` until its guard goes: its release is waited for as well.
         self.activity.settled(|| self.holds.lock().due.is_empty()).await;
     }
 

@@ -34,7 +34,7 @@ use crate::backend::dynamic::DynClaim;
 use crate::engine::activity::ActivityToken;
 use crate::engine::cleanup::{Cleanup, claim_of, release_later, withdraw_awaited};
 use crate::engine::handoff::{NotHandedOff, hand_off};
-use crate::engine::hold::{Carriage, Condition, Hold, ShareKind};
+use crate::engine::hold::{Carriage, Condition, Hold, ShareKind, Unshared};
 use crate::error::{Error, ErrorKind, Failure, Operation};
 use crate::options::Role;
 use crate::runtime::timer::within;
@@ -83,29 +83,25 @@ impl Share {
     /// where nothing is left to do.
     #[inline(always)]
     pub(crate) fn release(mut self) -> Result<Release, Result<(), Error>> {
-        match self.hold.take() {
-            Some(shared) if !shared.unshare(self.kind) => {
-                Err(if shared.is_lost() { Err(not_held(&shared)) } else { Ok(()) })
-            }
-            Some(last) if last.is_carried() => Err(carried(&last)),
-            Some(last) => Release::begin(last).map_err(Err),
-            None => unreachable!("a share ends once"),
+        let Some(hold) = self.hold.take() else { unreachable!("a share ends once") };
+        match hold.unshare(self.kind) {
+            // Other shares go on with the hold, so that nothing is released; but the caller has to learn of a loss.
+            Unshared::More => Err(if hold.is_lost() { Err(not_held(&hold)) } else { Ok(()) }),
+            Unshared::Carried => Err(carried(&hold)),
+            Unshared::Last => Release::begin(hold).map_err(Err),
         }
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if let Some(hold) = self.hold.take()
-            && hold.unshare(self.kind)
-        {
-            if hold.engine.is_in_child() {
-                // The lock is the parent's, and so are the locks in memory, which may be taken for good here.
-                return std::mem::forget(hold);
-            }
-            if !hold.is_carried() {
-                drop(Release::close(hold));
-            }
+        let Some(hold) = self.hold.take() else { return };
+        match hold.unshare(self.kind) {
+            Unshared::More => {}
+            // The lock is the parent's, and so are the locks in memory, which may be taken for good here.
+            Unshared::Last | Unshared::Carried if hold.engine.is_in_child() => std::mem::forget(hold),
+            Unshared::Last => drop(Release::close(hold)),
+            Unshared::Carried => {}
         }
     }
 }
@@ -160,6 +156,7 @@ impl Release {
     pub(crate) async fn finish(self) -> Result<(), Error> {
         let hold = Arc::clone(&self.hold);
         let span = hold.engine.telemetry.release_started(hold.subject());
+        // The next section has the claim, and with it what the server would be asked for.
         if self.passed_on {
             Telemetry::passed_on(&span);
             return Ok(());
@@ -188,11 +185,14 @@ impl Release {
             None => (Ok(Withdrawal::ABSENT), 0),
             Some(claim) => {
                 let left = || hold.leave_until().since(hold.engine.clock.now());
+                // At once, without a pause: the caller waits, and an answer that was lost with its connection comes by
+                // another one.
                 let again = |asked| hold.asks_again(asked).then_some(Duration::ZERO);
                 withdraw_awaited(hold, claim, left, again).await
             }
         };
         let withdrawn = answer.map_err(|failure| fail(hold, failure))?;
+        // The end of the term is announced as soon as an answer is there, also where more of it may arrive.
         if hold.options.role == Some(Role::Leader) {
             hold.engine.announce(&hold.key);
         }
@@ -213,6 +213,8 @@ impl Drop for Release {
         let Some(activity) = self.activity.take() else { return };
         match self.claim.take() {
             None => release_later(Arc::clone(&self.hold), activity),
+            // A request that was under way when this was dropped may still take effect. The keeper withdraws under the
+            // same token, which changes nothing once the lock is gone.
             Some(claim) => Cleanup::of_hold(&self.hold, claim, activity).later(),
         }
     }
@@ -224,6 +226,7 @@ pub(crate) async fn all(
     first: &Hold,
     releases: impl Iterator<Item = impl Future<Output = Result<(), Error>>>,
 ) -> Result<(), Error> {
+    // All at once, and all to their ends: the first error must not leave the other locks to their leases.
     let mut releases: FuturesUnordered<_> = releases.collect();
     let mut result = Ok(());
     while let Some(released) = releases.next().await {

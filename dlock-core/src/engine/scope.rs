@@ -104,6 +104,7 @@ impl Scope {
     /// Makes the scope of a body under these holds. Nested bodies under one lock are distinguished by their depth.
     pub(crate) fn of_body(held: HeldLocks) -> Self {
         let around = current();
+        // The deepest counts: a batch may enter holds that are nested to different depths, and the bound is for each.
         let depths =
             around.iter().flat_map(|around| held.holds().iter().filter_map(|hold| around.depth_of(hold)));
         let depth = depths.max().unwrap_or_default() + 1;
@@ -175,12 +176,16 @@ impl Scope {
         };
         self.nodes().find_map(|node| match &node.kind {
             ScopeKind::Body(body) => {
+                // The engine itself, and not its store: what other `Locks` hold cannot be entered by these, see
+                // `refuse_own`.
                 let same = |hold: &&Arc<Hold>| Arc::ptr_eq(&hold.engine, engine) && hold.key == *key;
+                // Only for the innermost scope: a guard in a nested scope is noted there, and not in the hold.
                 let counted_by_hold = body.counted_by_hold && Arc::ptr_eq(node, &self.0);
                 let mut holds = body.held.holds().iter().filter(same);
                 holds.find_map(|hold| enterable(hold, body.depth, counted_by_hold))
             }
             ScopeKind::Owner(_) | ScopeKind::Task => {
+                // The map is unlocked before `enterable`, which may notice a loss and run wakers of others.
                 let (hold, guards) = {
                     let by_hand = node.by_hand.lock();
                     let by_hand = by_hand.get(&(address(engine), key.clone()))?;
@@ -343,6 +348,7 @@ pub(crate) fn reenter(
     if share.is_nested() && guards > options.max_depth {
         return Err(too_deep(hold, guards - 1));
     }
+    // Reported and not refused: the hold has one lease on the server, and a nested body cannot have another.
     if hold.keeps_other_options(options) {
         engine.telemetry.nested_options_ignored(hold.subject(), hold.lease(), options.lease);
     }
@@ -372,6 +378,7 @@ fn refuse_own_permits(engine: &Arc<Engine>, key: &Key, (of, take): (u32, u32)) -
         own
     };
     match SCOPE.try_with(sum) {
+        // Without own permits, a semaphore that is too small for `take` is refused when the options are checked.
         Ok(own) if own > 0 && own.saturating_add(take) > of => {
             let why = format!(
                 "the caller holds {own} of the {of} permits already, and would wait for itself to have {take} more; \
@@ -435,6 +442,7 @@ fn holds_any(registry: &HoldRegistry) -> bool {
 /// them nor of any that is drained together with them.
 pub(super) fn may_acquire(engine: &Engine) -> Result<(), Failure> {
     let registry = &engine.registry;
+    // The flags first: they are two loads, and the walk along the scope is for a drain alone.
     match registry.refuses() && (registry.is_closed() || !holds_any(registry)) {
         true => Err(registry.closed()),
         false => Ok(()),
@@ -468,7 +476,8 @@ pub(crate) fn note(share: &mut Share, max_depth: u32) -> Result<Option<Box<Noted
             let guards = owner.note(hold);
             return Some((Some(Noted::Found(Arc::downgrade(owner), Arc::clone(hold))), guards));
         }
-        // A further guard of what a body holds: only its depth counts.
+        // A further guard of what a body holds: only its depth counts. Outside of any body under it, a guard by hand is
+        // not counted: no acquire finds it there again.
         scope.depth_of(hold)?;
         // Counted in the number of shares, without a lock and an allocation, as nearly all nested guards are.
         if matches!(&scope.0.kind, ScopeKind::Body(body) if body.counted_by_hold && body.is_under(hold)) {
@@ -524,6 +533,7 @@ pub fn in_current_scope<F: Future>(future: F) -> impl Future<Output = F::Output>
     };
     let mut shares = Vec::new();
     scope.find::<()>(|hold| {
+        // A hold that was released or is handed over gives no share, and the task runs without it.
         shares.extend(Share::of(Arc::clone(hold), ShareKind::Plain).map(|(share, _)| share));
         None
     });

@@ -1,4 +1,12 @@
 //! The end of `Locks`: draining them, and shutting them down.
+//!
+//! ```text
+//! drain      refuses ── nothing is held, nothing goes on ──▶ drained
+//!               └────── the time is up ───────────────────▶ an error; acquires stay refused
+//!
+//! shut_down  refuses, every hold is lost ── settled, or half of the time ──▶ what is left is given up
+//!               ── settled, or four tenths of the time ──▶ the backend closes, in the rest of the time
+//! ```
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +62,7 @@ pub(crate) async fn drain_all(engines: &[&Arc<Engine>], timeout: Duration) -> Re
     let started = Instant::now();
     loop {
         let before = listed_so_far();
+        // One bound for all rounds: each of them gets what those before it have left.
         let left = timeout.saturating_sub(started.elapsed());
         let drained = join_all(engines.iter().map(|engine| drain(engine, left))).await;
         drained.into_iter().collect::<Result<(), Error>>()?;
@@ -71,6 +80,7 @@ pub(crate) async fn shut_down(engine: Arc<Engine>, timeout: Duration) -> Result<
     // Closed before the holds are listed: an acquire that lists a hold afterwards releases it.
     registry.close();
     for hold in registry.held() {
+        // Lost and not closed: the body sees the loss at its next poll, and its guard does the release.
         hold.lose_by(Loss::Shutdown);
     }
     let mut settled = settles(&engine, timeout / 2).await;
@@ -79,6 +89,7 @@ pub(crate) async fn shut_down(engine: Arc<Engine>, timeout: Duration) -> Result<
         for hold in registry.held() {
             give_up(&hold);
         }
+        // The last tenth is for the backend, which needs its connections until the releases have gone out.
         settled = settles(&engine, timeout / 10 * 4).await;
     }
     // Reported now, since the process may end before the keeper does it.

@@ -184,6 +184,7 @@ impl Tenures {
     /// Returns the number of fences to reserve for `followers` that wait behind: no more than the sections left of a
     /// tenure that goes on. `contended` is `true` if another process had the lock.
     pub(super) fn block(&self, key: &Key, followers: usize, contended: bool) -> u32 {
+        // `MOST_FOLLOWERS` is such that the product is a block at most.
         let wanted = u32::try_from(followers.min(MOST_FOLLOWERS)).unwrap_or(BLOCK) * FOR_EACH;
         if wanted == 0 {
             return 1;
@@ -209,6 +210,8 @@ impl Tenures {
 
     /// Returns the tenure that a grant at `now` belongs to.
     pub(super) fn granted(&self, key: &Key, now: Timestamp) -> Tenure {
+        // Removed and not read: while the lock is held its hold has the tenure, and `released` puts it back where
+        // others wait.
         let before = match self.count.load(Ordering::SeqCst) {
             0 => None,
             _ => self.change(|recent| recent.keys.remove(key)),
@@ -228,7 +231,8 @@ impl Tenures {
     pub(super) fn ended(&self, key: &Key) {
         if self.count.load(Ordering::SeqCst) > 0 {
             self.change(|recent| match recent.keys.get_mut(key) {
-                // The turns outlive the tenure: they are counted by the releases of the others.
+                // The turns outlive the tenure: they are counted by the releases of the others. `yields_until` ends
+                // with it: the lock did go to another process, which is all that the yield was for.
                 Some(of) if of.lets_pass > 0 => (of.tenure, of.yields_until) = (None, None),
                 _ => drop(recent.keys.remove(key)),
             });
@@ -243,6 +247,7 @@ impl Tenures {
         }
         self.change(|recent| {
             let of = recent.keys.get_mut(key).filter(|of| of.lets_pass > 0)?;
+            // Taken first, so that turns which are void are gone with this look.
             let turns = std::mem::take(&mut of.lets_pass);
             // The others are gone, or slower than their bound: their turns are void.
             if now() >= of.lets_pass_until {
@@ -269,9 +274,9 @@ impl Tenures {
         let now = now();
         if others_waiting > 0 {
             tenure.seen_at = Some(now);
-        // A backend may see a far waiter now and then only: the last sighting counts for a while.
         } else if tenure.seen_at.is_none_or(|seen_at| now.since(seen_at) > SEEN) {
-            // Not before: a backend may see a far waiter now and then only.
+            // Not before: a backend may see a far waiter now and then only, so that the last sighting counts for a
+            // while.
             self.ended(key);
             return None;
         }
@@ -279,10 +284,12 @@ impl Tenures {
             tenure.pauses = tenure.pauses.saturating_add(1);
             Instant::now() + self.pause_after(tenure.pauses)
         });
-        // The last of them has its turn at the release after which this process asks at once.
-        // One less than wait: the pause itself lets the first of them in.
+        // One less than wait: the pause itself lets the first of them in. The last of them has its turn at the release
+        // after which this process asks at once.
         let lets_pass =
             if yields_until.is_some() { others_waiting.saturating_sub(1).min(MOST_LET_PASS) } else { 0 };
+        // Twice a tenure for each of them, which has to learn of its turn, and for the first of them, which the pause
+        // lets in.
         let lets_pass_until = now + self.limits.time * 2 * (lets_pass + 1);
         self.change(|recent| {
             // Swept when the map has doubled, so that the cost for each release stays constant.

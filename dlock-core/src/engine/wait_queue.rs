@@ -14,8 +14,12 @@
 //! busy       due_at       waits until then, or for a release     due_at: ask; a release: released
 //! held here  held_here    as busy, and need not listen           a release in this process; due_at: ask
 //! yielded    back_until   neither asks nor listens until then    back_until: ask; a release: released
-//! offered    offer       takes the lock, and asks nothing       take_offer; leaves: the next is offered it
+//! offered    offer        takes the lock, and asks nothing       take_offer; leaves: the next is offered it
 //! ```
+//!
+//! A grant to a reader is one for other readers too: each of them that waits here is invited to ask, wherever it
+//! stands. And where a writer is the first, it may be the readers' turn all the same: when it asks, one of them is
+//! invited too.
 //!
 //! * The state of a lock belongs to its queue, not to its first waiter: when that leaves, the next waiter knows when to
 //!   ask, and asks no earlier.
@@ -24,6 +28,8 @@
 //! * The lock itself may be handed to the first waiter, which then need not ask. A waiter that leaves without taking it
 //!   leaves it to the next.
 //! * A release between an answer and the place in the queue is not missed: releases are counted, and `join` compares.
+
+mod waiter;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -35,6 +41,7 @@ use std::time::Duration;
 use foldhash::fast::RandomState;
 use foldhash::quality::FixedState;
 use slab::Slab;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::backend::Backoff;
@@ -44,6 +51,7 @@ use crate::runtime::timer::Timers;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Waiters;
+use waiter::{Reader, Waiter};
 
 /// The number of shards. Keys of different shards do not wait for each other.
 const SHARDS: usize = 32;
@@ -55,6 +63,9 @@ const COUNTERS: usize = 512;
 /// it finds the lock held, so that a queue whose waiters give up one after the other polls no more than a queue whose
 /// first waiter stays.
 const MISSED_AFTER: Duration = Duration::from_millis(20);
+/// The number of readers that one grant invites at most. Each of these grants invites others, so that a crowd is served
+/// in a few rounds, and where a writer came before them, no more than so many requests were in vain.
+const INVITED: usize = 64;
 /// A shard that had more waiters than this frees its memory when all have left.
 const KEPT: usize = 256;
 
@@ -101,18 +112,8 @@ struct KeyQueue {
     missed_after: Option<Duration>,
     /// The waiter that asked last, unless there was news of the lock since.
     asker: Option<usize>,
-}
-
-#[derive(Default)]
-struct Waiter {
-    before: Option<usize>,
-    after: Option<usize>,
-    waker: Option<Waker>,
-    /// A release was taken as the reason to ask, and there is no answer yet.
-    owes_an_answer: bool,
-    /// The lease of the lock that it would take from the section before; `None` while it asks by itself.
-    takes: Option<Duration>,
-    offer: Option<(Duration, Offer)>,
+    /// The number of readers that are not invited, so that a grant need not look for them.
+    readers: usize,
 }
 
 /// The remains of a waiter that has left, to be dealt with after the shard is unlocked.
@@ -193,6 +194,8 @@ impl WaitQueue {
         let place = waiters.insert(Waiter::default());
         // Before the count of releases is read: a release either sees this waiter, or is seen by it.
         self.waiting.fetch_add(1, Ordering::SeqCst);
+        // A queue that exists is notified of each release, so that `seen` is compared only for the first waiter of a
+        // new one.
         if let Some(line) = lines.get_mut(key) {
             waiters[line.last].after = Some(place);
             waiters[place].before = Some(line.last);
@@ -200,6 +203,8 @@ impl WaitQueue {
         } else {
             let missed =
                 seen.is_none_or(|seen| self.releases[hash % COUNTERS].load(Ordering::SeqCst) != seen);
+            // A waiter that has asked before it joined is taken to have asked just now, which puts a poll off by no
+            // more than the way of that answer.
             let asked_at = seen.map(|_| Instant::now());
             let line = KeyQueue {
                 first: place,
@@ -212,6 +217,7 @@ impl WaitQueue {
                 polls: self.polls.clone(),
                 missed_after: self.notified.then_some(MISSED_AFTER),
                 asker: None,
+                readers: 0,
             };
             lines.insert(key.clone(), line);
         }
@@ -258,17 +264,6 @@ impl WaitQueue {
     }
 }
 
-impl Waiter {
-    /// Hands the lock to the waiter, or returns it if the waiter accepts no lock with this lease.
-    fn put(&mut self, (lease, offer): (Duration, Offer)) -> Result<(), (Duration, Offer)> {
-        if self.takes != Some(lease) {
-            return Err((lease, offer));
-        }
-        (self.takes, self.offer) = (None, Some((lease, offer)));
-        Ok(())
-    }
-}
-
 /// Wakers are code of others: they are returned, to be woken and dropped after the shard is unlocked.
 impl Shard {
     /// Returns the first waiter, to be woken.
@@ -285,10 +280,46 @@ impl Shard {
         self.waiters[line.first].waker.take()
     }
 
+    /// Notes what a waiter does, if it only reads.
+    fn answers_invitation(&mut self, key: &Key, place: usize, reader: Reader) {
+        if self.waiters.get(place).is_some_and(|waiter| waiter.reader != Reader::No) {
+            self.set_reader(key, place, reader);
+        }
+    }
+
+    fn set_reader(&mut self, key: &Key, place: usize, reader: Reader) {
+        let (Some(waiter), Some(line)) = (self.waiters.get_mut(place), self.lines.get_mut(key)) else {
+            return;
+        };
+        line.readers -= usize::from(waiter.reader == Reader::Waits);
+        line.readers += usize::from(reader == Reader::Waits);
+        waiter.reader = reader;
+    }
+
+    /// Invites readers of `key` to ask, the first of them first, and `most` of them. Returns them, to be woken.
+    fn invite_readers(&mut self, key: &Key, most: usize) -> SmallVec<[Waker; 4]> {
+        let mut wakers = SmallVec::new();
+        let Some(line) = self.lines.get_mut(key) else { return wakers };
+        let (mut next, mut left) = (Some(line.first), line.readers.min(most));
+        while let Some(waiter) = next.filter(|_| left > 0).and_then(|place| self.waiters.get_mut(place)) {
+            next = waiter.after;
+            if waiter.reader == Reader::Waits {
+                waiter.reader = Reader::Invited;
+                (left, line.readers) = (left - 1, line.readers - 1);
+                wakers.extend(waiter.waker.take());
+            }
+        }
+        wakers
+    }
+
     fn leave(&mut self, key: &Key, place: usize, won: bool) -> Left {
+        // A ticket leaves once, so that its place is there.
         let Some(left) = self.waiters.try_remove(place) else { return Left::default() };
-        let Waiter { before, after, waker, owes_an_answer, mut offer, .. } = left;
+        let Waiter { before, after, waker, owes_an_answer, reader, mut offer, .. } = left;
         let mut next_waker = None;
+        if let Some(line) = self.lines.get_mut(key).filter(|_| reader == Reader::Waits) {
+            line.readers -= 1;
+        }
         if let Some(before) = before {
             self.waiters[before].after = after;
         }
@@ -314,10 +345,11 @@ impl Shard {
                 next_waker = next.waker.take();
                 // The queue notes `held_here` also if the next waiter declines: dropping the lock then releases it,
                 // which notifies.
-                // which notifies.
                 offer = offer.and_then(|offer| next.put(offer).err());
             }
             (None, None) => {
+                // All that was known of the lock goes with the last waiter. A waiter that comes later compares the
+                // releases.
                 self.lines.remove(key);
                 // The slab holds the waiters of all keys of the shard. It is empty here, so that no place is lost.
                 if self.lines.is_empty() && self.waiters.capacity() > KEPT {
@@ -406,6 +438,7 @@ impl Ticket<'_> {
     pub(crate) async fn turn(&self) -> Turn {
         self.first().await;
         loop {
+            // Without `due_at` nothing is known that a request would have to wait for.
             let due_at = match self.as_first(|line| (line.released, line.due_at)) {
                 Some((false, Some(due_at))) => due_at,
                 _ => return Turn::Released,
@@ -416,11 +449,16 @@ impl Ticket<'_> {
             if self.queue.timers.until(due_at, changed).await.is_none() {
                 return Turn::Due;
             }
-            // With an offer every wait ends at once: without this look the loop would spin.
-            if self.has_offer() {
+            // With an offer or an invitation every wait ends at once: without this look the loop would spin.
+            if self.is_called() {
                 return Turn::Released;
             }
         }
+    }
+
+    /// Lets this waiter, which only reads, be invited by other readers' grants.
+    pub(super) fn reads(&self) {
+        self.shard().set_reader(self.key, self.place, Reader::Waits);
     }
 
     /// Accepts a lock with this lease from the section before, until this waiter asks by itself.
@@ -440,6 +478,10 @@ impl Ticket<'_> {
     pub(super) async fn passed_on_or_released(&self) -> bool {
         std::future::poll_fn(|context| self.poll_when(context, |line| line.released)).await;
         self.has_offer()
+    }
+
+    fn is_called(&self) -> bool {
+        self.shard().waiters.get(self.place).is_some_and(Waiter::is_called)
     }
 
     fn has_offer(&self) -> bool {
@@ -476,10 +518,12 @@ impl Ticket<'_> {
             let mut shard = self.shard();
             let Shard { lines, waiters } = &mut *shard;
             let ready = |line: &KeyQueue| line.first == self.place && test(line);
+            // A place that is gone has nothing to wait for; a wait that never ended would be worse than one that ends
+            // early.
             let Some(waiter) = waiters.get_mut(self.place) else { return Poll::Ready(()) };
-            // An offer ends every wait, whatever it is for. The test and the waker are under one lock, so no wake-up is
-            // lost.
-            if waiter.offer.is_some() || lines.get(self.key).is_none_or(ready) {
+            // An offer ends every wait, whatever it is for, and so does an invitation. The test and the waker are under
+            // one lock, so no wake-up is lost.
+            if waiter.is_called() || lines.get(self.key).is_none_or(ready) {
                 return Poll::Ready(());
             }
             waiter.waker.replace(waker)
@@ -489,15 +533,31 @@ impl Ticket<'_> {
     }
 
     /// Notes that the lock is being asked for. If a release was the reason, and this waiter leaves before the answer,
-    /// the next waiter learns of the release.
+    /// the next waiter learns of the release. A reader is invited to ask beside a writer: it may be the readers' turn.
     pub(super) fn ask(&self) {
-        let mut shard = self.shard();
-        let Shard { lines, waiters } = &mut *shard;
-        if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
+        let reader = {
+            let mut shard = self.shard();
+            shard.answers_invitation(self.key, self.place, Reader::Asks);
+            let Shard { lines, waiters } = &mut *shard;
+            let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) else { return };
             line.asked();
+            let waiter = &mut waiters[self.place];
             // From here on the request may be granted: an offer that came beside it would be a second hold.
-            waiters[self.place].takes = None;
-            waiters[self.place].owes_an_answer |= std::mem::take(&mut line.released);
+            waiter.takes = None;
+            waiter.owes_an_answer |= std::mem::take(&mut line.released);
+            match waiter.reader {
+                Reader::No => shard.invite_readers(self.key, 1).pop(),
+                _ => None,
+            }
+        };
+        wake(reader);
+    }
+
+    /// Has readers ask at once, since one of them was granted the lock.
+    pub(super) fn invite_readers(&self) {
+        let readers = self.shard().invite_readers(self.key, INVITED);
+        for reader in readers {
+            wake(Some(reader));
         }
     }
 
@@ -520,6 +580,7 @@ impl Ticket<'_> {
     /// Notes the answer that the lock has a holder: it is asked for again after this pause at the latest.
     pub(super) fn poll_after(&self, pause: Duration) {
         let mut shard = self.shard();
+        shard.answers_invitation(self.key, self.place, Reader::Waits);
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
             // A release meanwhile may have left the lock to other processes, which goes before the pause of this
@@ -531,6 +592,7 @@ impl Ticket<'_> {
 
     /// Leaves the queue with the lock. The next waiter waits for its release, and asks by itself after `pause`.
     pub(super) fn win(mut self, pause: Duration) {
+        // Short pauses again: the lock went from hand to hand, and what was found of the former holder is void.
         let polls = self.queue.polls.clone();
         self.as_first(|line| {
             line.polls = polls;

@@ -208,3 +208,33 @@ async fn a_turn_that_comes_too_late_for_an_answer_is_a_timeout_and_leaves_no_dou
     let timed_out = ends.iter().filter(|end| **end == Err(ErrorKind::TimedOut)).count();
     assert!(unknown == 0 && timed_out > 100, "{unknown} unknown, {timed_out} timed out of {}", ends.len());
 }
+
+/// The writer stands between the readers in the queue of this process, and asks while all of them read.
+#[tokio::test(start_paused = true)]
+async fn a_grant_to_a_reader_lets_in_the_readers_behind_a_writer_of_this_process() {
+    let memory = Memory::new();
+    let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory));
+    let held = theirs.lock("k").acquire().await.unwrap();
+    let waiter = async |reads: bool| {
+        let lock = ours.lock("k").with_wait(Wait::Forever);
+        let lock = if reads { lock.read() } else { lock };
+        let waiting = tokio::spawn(async move { lock.acquire().await.unwrap() });
+        // Until it stands in the queue: nothing else runs.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        waiting
+    };
+    let first = waiter(true).await;
+    let writer = waiter(false).await;
+    let others = [waiter(true).await, waiter(true).await];
+    held.release().await.unwrap();
+    let readers = async {
+        let [second, third] = others;
+        [first.await.unwrap(), second.await.unwrap(), third.await.unwrap()]
+    };
+    let readers = tokio::time::timeout(Duration::from_secs(5), readers).await.expect("all of them read");
+    assert!(!writer.is_finished());
+    for reader in readers {
+        reader.release().await.unwrap();
+    }
+    writer.await.unwrap().release().await.unwrap();
+}

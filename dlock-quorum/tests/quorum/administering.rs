@@ -221,6 +221,28 @@ async fn a_holder_that_kept_its_majority_while_nodes_were_freed_is_not_said_to_b
     left_with_nothing(&stage.nodes);
 }
 
+#[tokio::test]
+async fn a_release_by_force_that_reaches_nodes_late_leaves_the_next_holder_its_votes() {
+    let FreedOneByOne { nodes, wires, holder, operator } = FreedOneByOne::new();
+    let stuck = take(&holder).await;
+    wires[1..].iter().for_each(Wire::keep_withdrawals);
+    let taken = async {
+        while nodes[0].held() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let _ = stuck.release().await;
+        let next = take(&process(&nodes)).await;
+        assert_eq!(nodes.iter().map(Memory::held).collect::<Vec<_>>(), [1, 1, 1]);
+        wires.iter().for_each(Wire::mend);
+        next
+    };
+    let (forced, next) = tokio::join!(operator.force_release(KEY), taken);
+    assert!(forced.unwrap(), "it was held when it was looked at");
+    assert_eq!(nodes.iter().map(Memory::held).collect::<Vec<_>>(), [1, 1, 1], "votes of the next holder");
+    next.release().await.unwrap();
+    left_with_nothing(&nodes);
+}
+
 /// Also where one node may take longer to answer than the whole.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_hangs_keeps_no_operator_from_seeing_and_releasing_what_the_others_hold() {

@@ -9,6 +9,23 @@
 //! | `Redisson`, `Recipe::ReadWriteLock` | `redisson_shares` | `redisson_shares` | none |
 //!
 //! Batons and keys that stay taken (`carry`) exist in `Plain` only. `rights` has the commands that each use needs.
+//!
+//! # Changing a script
+//!
+//! `plain.lua` takes, renews and releases exclusive locks. They are released by `plain_force.lua` and `plain_leave.lua`
+//! too, and those of other kinds by the operation `withdraw` of the script of their kind. What else a change takes:
+//!
+//! | a change of | look at | tests, below `tests/scenarios` of this crate |
+//! |---|---|---|
+//! | arguments or a reply | the Rust module of the script; of `plain.lua`, `plain_leave.lua`, `plain_take_over.lua` and `head.lua`, which other clients call, `docs/backends/redis.md` and `docs/versions.md`: within a version they stay as they are | `cargo xtask interop` |
+//! | what is stored | all scripts of the format, `docs/backends/redis.md`, `docs/versions.md` | `versions.rs` |
+//! | the commands that are called | `plain_rights.lua` or `redisson_rights.lua`, `rights`, the rights in `docs/backends/redis.md` | `rights.rs`, `shortages.rs`, `commands.rs` |
+//! | a number | its twin in Rust | `constants`, here |
+//! | who gets the lock | [`dlock_core::backend::shares`] | `rules.rs` |
+//! | whom a release notifies | `channel` and `place_channel`, `listening.rs` | `waiting.rs`, `fairness.rs` |
+//!
+//! `cargo test -p dlock-redis` runs all but `interop`, and the conformance suite. `cargo xtask mutants --crate scripts`
+//! shows whether they notice a line that is wrong. What `redisson*.lua` may do is decided by Redisson's own scripts.
 
 mod carry;
 #[cfg(test)]

@@ -83,6 +83,8 @@ impl Shards {
             let result = Err(NotSharded::Absent);
             return std::future::ready(Sharded { channel, pause: PAUSE.0, result }).boxed();
         }
+        // Listed before the command is sent: a `SUNSUBSCRIBE` by which the server reports a moved slot may come before
+        // the outcome is read.
         self.wanted.insert(Arc::clone(&channel), None);
         self.reach.clone().subscribe(channel, Duration::ZERO).boxed()
     }
@@ -93,6 +95,7 @@ impl Shards {
         &mut self,
         channels: &[Arc<str>],
     ) -> Vec<BoxFuture<'static, Result<(), Fault>>> {
+        // An entry without a connection goes too: `settle` finds it missing when the outcome arrives, and leaves then.
         let wanted = channels.iter().filter_map(|channel| self.wanted.remove_entry(channel));
         let subscribed: Vec<_> = wanted.filter_map(|(channel, line)| Some((channel, line?))).collect();
         subscribed.into_iter().map(|(channel, line)| self.leave(channel, line)).collect()
@@ -103,6 +106,7 @@ impl Shards {
         channel: Arc<str>,
         line: MultiplexedConnection,
     ) -> BoxFuture<'static, Result<(), Fault>> {
+        // Listed before the command is sent, whose answer looks like the message about a slot that has moved.
         self.leaving.push(Arc::clone(&channel));
         async move { asked(line, &command("SUNSUBSCRIBE", &channel)).await }.boxed()
     }
@@ -148,9 +152,11 @@ impl Shards {
                 Settled::Nothing
             }
             (Some(_), Err(NotSharded::Refused(_) | NotSharded::Unreached)) => {
+                // The slot may have moved: the map is read again before the next try.
                 self.reach.servers.distrust();
                 Settled::Again(self.reach.clone().subscribe(channel, pause).boxed())
             }
+            // A channel that was left, or that was never tried since there are no sharded channels.
             _ => Settled::Nothing,
         }
     }
@@ -173,10 +179,13 @@ impl Reach {
 
     /// Returns the connection to the master of the channel's slot. All channels of that master share it.
     async fn line(&self, channel: &str) -> Result<MultiplexedConnection, Failure> {
+        // Looked up at each try, since the one before may have failed because the slot has moved.
         let node = self.servers.node(slot_of(channel), ANSWER).await?;
         let endpoint = node.endpoint().await?;
         let cell = {
             let mut lines = self.lines.lock();
+            // The cell is shared before the connection is open: channels that are subscribed at one moment wait for one
+            // opening. A cell is never emptied, since the end of its connection ends the whole listening.
             Arc::clone(lines.entry(endpoint.clone()).or_default())
         };
         let push = self.push.clone();

@@ -77,6 +77,7 @@ impl Cluster {
             }
             map.version
         };
+        // Dropped when the time is up, and `refreshing` is unlocked by that: another task begins to read anew.
         let refreshed = Box::pin(within(patience, self.refresh(seen))).await;
         // An old map is better than none: a server that is not responsible any more redirects the request.
         if let Some(node) = self.map.lock().master_of(slot) {
@@ -104,7 +105,10 @@ impl Cluster {
         if !redirect.ask {
             map.stale = true;
         }
+        // Also a server that the map does not have yet: a slot may move to a master that was added since.
         let node = self.node(&mut map, &endpoint);
+        // The one slot is corrected at once. The rest of the map is read anew before the next request, since slots
+        // seldom move alone.
         if !redirect.ask
             && let Some(master) = map.masters.get_mut(usize::from(redirect.slot))
         {
@@ -115,6 +119,7 @@ impl Cluster {
 
     /// Marks the map as stale: a server of it does not do what it should.
     pub(crate) fn distrust(&self) {
+        // The map itself stays: while no server can be read from, it is the best that is known.
         self.map.lock().stale = true;
     }
 
@@ -127,6 +132,8 @@ impl Cluster {
         if stale {
             self.refresh(seen).await?;
         }
+        // The servers of the map are its masters. Where a listener cannot reach one of them, `Listening::broken`
+        // distrusts the map, so that the next choice is made from a new one.
         let nodes: Vec<Endpoint> = self.map.lock().nodes.keys().cloned().collect();
         match nodes.len() {
             0 => Err(Failure::unavailable("no server of the cluster is known")),
@@ -136,6 +143,8 @@ impl Cluster {
 
     /// Reads the map again, and returns all masters that serve slots.
     pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, Failure> {
+        // Read anew in any case: an administrator's list must not miss a server because no request has found the map
+        // stale.
         let seen = self.map.lock().version;
         self.refresh(seen).await?;
         let map = self.map.lock();
@@ -178,9 +187,11 @@ impl Cluster {
             }
             map.nodes.keys().chain(&self.seeds).cloned().collect()
         };
+        // The seeds are among them, since all servers of an old map may have been replaced.
         self.entropy.shuffle(&mut sources);
         let mut last = Failure::unavailable("no server of the cluster is known");
         for source in sources {
+            // One after the other, and not at once: in most cases the first answers, and each try opens a connection.
             match self.read_from(&source).await {
                 Ok(ranges) => {
                     self.adopt(&ranges);
@@ -194,12 +205,14 @@ impl Cluster {
 
     /// Reads the map from one server, over a connection of its own.
     async fn read_from(&self, source: &Endpoint) -> Result<Vec<Range>, Failure> {
+        // A map is read too seldom for the connection to be kept.
         let opened = self.opener.open(source, |_| {}).await?;
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
         let reply = answer(&opened.connection, &question, self.opener.timeout(), source).await?;
         let ranges = read(&reply, source)
             .ok_or_else(|| Failure::unavailable(format!("{source}: malformed map of the cluster")))?;
+        // A server that was reset, or has not joined yet, answers with an empty map; the next source is asked.
         if ranges.is_empty() {
             return Err(Failure::unavailable(format!("{source}: the cluster serves no slots")));
         }
@@ -209,6 +222,7 @@ impl Cluster {
     /// Puts a new map in place of the old one. Nodes that serve no slot are dropped with their connections.
     fn adopt(&self, ranges: &[Range]) {
         let mut map = self.map.lock();
+        // Made anew, so that a slot which no server serves any more has no master left from the old map.
         map.masters = vec![None; usize::from(SLOTS)];
         for (from, to, endpoint) in ranges {
             let node = self.node(&mut map, endpoint);
@@ -219,6 +233,7 @@ impl Cluster {
             }
         }
         let used: HashSet<&Endpoint> = ranges.iter().map(|(.., endpoint)| endpoint).collect();
+        // Requests under way keep their connections by their routes, and may still withdraw over these.
         map.nodes.retain(|endpoint, _| used.contains(endpoint));
         map.version += 1;
         map.stale = false;
@@ -252,6 +267,7 @@ fn read(reply: &Value, source: &Endpoint) -> Option<Vec<Range>> {
             // Redis 7 writes `?` for a name that it does not know.
             let host = if host == "?" { "" } else { host };
             Some((
+                // A slot or port out of range makes the whole reply malformed, rather than a map with a hole.
                 (*from).try_into().ok()?,
                 (*to).try_into().ok()?,
                 beside(source, host, (*port).try_into().ok()?),
@@ -268,6 +284,7 @@ fn beside(source: &Endpoint, host: &str, port: u16) -> Endpoint {
             let host = if host.is_empty() { own } else { host };
             Endpoint::Tcp { host: host.to_owned(), port, tls: *tls }
         }
+        // A server behind a socket of the file system names the others by their addresses, which are reached by TCP.
         Endpoint::Unix(_) => Endpoint::Tcp { host: host.to_owned(), port, tls: false },
     }
 }

@@ -116,6 +116,7 @@ impl Connection {
     /// Only withdrawals stay, which have to follow the requests that were sent here.
     pub(crate) fn retire(&self) {
         self.queue.retire(&REPLACED);
+        // Ends the waits for a turn: those requests return to their makers unsent as well, unless they withdraw.
         self.steps.close();
     }
 
@@ -143,6 +144,7 @@ impl Connection {
         if command.is_tracked() {
             Box::pin(self.tracking.begin(&self.wire.connection, self.resp3)).await;
         }
+        // After the `await` above, during which the connection may have ended.
         self.check()?;
         let is_queued = |request: &&Request| request.kind == ScriptKind::Exclusive && !asking;
         let open = match command.step().filter(is_queued) {
@@ -158,6 +160,7 @@ impl Connection {
 
     async fn carry_out_queued(&self, request: &Request) -> Result<Reply, Fault> {
         match self.queue.push(request.clone()) {
+            // Dropping this drops `pending`, which takes the request back unless it was sent.
             Some(pending) => pending.await,
             None if self.queue.is_closed() => {
                 Err(Fault::Unsent("the runtime that drives the connection is gone"))
@@ -175,6 +178,7 @@ impl Connection {
     ) -> Result<Reply, Fault> {
         let _turn = self.turn(command).await?;
         let mut replies = self.wire.carry_out(command, asking, &|_| false).await;
+        // A direct call has one answer.
         replies.pop().unwrap_or_else(|| Err(Fault::senseless()))
     }
 
@@ -192,6 +196,8 @@ impl Connection {
                 }
                 turn => turn.ok(),
             };
+            // No turn means that the connection was retired. A withdrawal has to follow the attempts that were sent
+            // here.
             if turn.is_none() && !request.step.withdraws() {
                 return Err(REPLACED);
             }
@@ -237,6 +243,7 @@ impl Connection {
         if self.probing.swap(true, Ordering::AcqRel) {
             return true;
         }
+        // Past the queue and its turns: the ping has to show that the server answers, and not that others wait.
         let mut connection = self.client();
         let ping = redis::cmd("PING");
         let answer = within(limit, connection.send_packed_command(&ping)).await;
@@ -246,8 +253,10 @@ impl Connection {
                 self.end();
                 false
             }
+            // Silent, and not ended: the answers may still come, and withdrawals have to follow on this connection.
             None => false,
         };
+        // Before `probing` is cleared, so that a probe which begins after this does not have its outcome overwritten.
         self.silent.store(!alive, Ordering::Release);
         self.probing.store(false, Ordering::Release);
         alive
@@ -286,6 +295,7 @@ async fn pump(wire: Wire, end: EndsWith) {
             // they do.
             let sent = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
             match sent {
+                // Answered at once: as a rule, the connection has ended.
                 Poll::Ready((count, took)) => pace.answered(count, took),
                 Poll::Pending => calls.push(call),
             }
@@ -294,10 +304,12 @@ async fn pump(wire: Wire, end: EndsWith) {
                 tokio::task::yield_now().await;
             }
         }
+        // Queued requests of a closed queue were popped above, so that nothing is left unanswered.
         if calls.is_empty() && end.queue.is_closed() {
             return;
         }
         tokio::select! {
+            // Replies first: they make room for the requests that wait, and their makers may join these.
             biased;
             Some((count, took)) = calls.next(), if !calls.is_empty() => {
                 pace.answered(count, took);
@@ -343,6 +355,7 @@ async fn carry_out(wire: &Wire, call: Call) -> (usize, Duration) {
     let (count, sent) = (call.requests.len(), Instant::now());
     let replies =
         wire.carry_out(Command::Each(&call.requests), false, &|index| call.is_unwanted(index)).await;
+    // Without this line, `Call::drop` would answer its makers with a fault: that is for a runtime that ends here.
     call.answer(replies);
     (count, sent.elapsed())
 }

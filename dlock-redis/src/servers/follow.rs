@@ -25,6 +25,7 @@ const GLANCE: Duration = Duration::from_secs(1);
 /// accept writes.
 pub(crate) async fn follow(node: Weak<Node>) {
     loop {
+        // The node is kept only while the task works with it; its drop is what ends the task.
         let Some(strong) = node.upgrade() else { return };
         let (said, mut news) = mpsc::unbounded_channel();
         let followed = match strong.sentinels() {
@@ -40,6 +41,8 @@ pub(crate) async fn follow(node: Weak<Node>) {
                 if changed {
                     let Some(node) = node.upgrade() else { return };
                     if let Some(sentinels) = node.sentinels()
+                        // A failure is no reason to end connections: the sentinels may be gone while the master is
+                        // there.
                         && let Ok(master) = sentinels.master().await
                     {
                         node.leave(&master);
@@ -49,6 +52,7 @@ pub(crate) async fn follow(node: Weak<Node>) {
                     Some(Some(PushInfo { kind: PushKind::Disconnection, .. }) | None) => break,
                     Some(Some(PushInfo { kind, .. })) => changed = kind == PushKind::Message,
                     None if node.strong_count() == 0 => return,
+                    // No news within a second. What a lost message would have said is found when the connection ends.
                     None => changed = false,
                 }
             }

@@ -23,6 +23,7 @@ pub(crate) enum MessageConnection {
 impl MessageConnection {
     /// Subscribes to these channels.
     pub(crate) async fn subscribe(&self, names: &[Arc<str>]) -> Result<(), Fault> {
+        // The clone below shares the connection: commands of several callers may be under way on it at once.
         let names = texts(names);
         match self.clone() {
             Self::Resp3(mut line) => in_time(line.subscribe(names)).await,
@@ -45,6 +46,8 @@ impl MessageConnection {
             Self::Resp3(mut line) => {
                 in_time(async { line.send_packed_command(&redis::cmd("PING")).await.map(drop) }).await
             }
+            // A connection in RESP2 that is subscribed accepts `PING` besides subscriptions, and answers it as a
+            // message.
             Self::Resp2(mut line) => in_time(async { line.ping::<Value>().await.map(drop) }).await,
         };
         match result {
@@ -58,6 +61,7 @@ impl MessageConnection {
 pub(crate) async fn in_time(command: impl Future<Output = RedisResult<()>>) -> Result<(), Fault> {
     match within(ANSWER, command).await {
         Some(result) => result.map_err(Fault::of),
+        // Not `Unsent`: the server may carry the command out yet.
         None => Err(Fault::Cut("no answer".into())),
     }
 }

@@ -86,6 +86,8 @@ impl Node {
     /// does not accept the password any more, still answers on those that are open. Such a server is not asked for a
     /// connection by each request: many refused log-ins look like an attack.
     pub(crate) async fn route(&self, patience: Duration) -> Result<Route, Failure> {
+        // A connection is driven by the runtime that asks, which saves a change of threads for each reply; a caller
+        // without a runtime uses dlock's own.
         let runtime = self.of_runtime(&keeper::current()?);
         // An open connection of this runtime comes first, then one of another runtime if opening has just failed, then
         // a new one.
@@ -97,6 +99,7 @@ impl Node {
         }
         match runtime.connection(patience).await {
             Ok(connection) => Ok(Route { runtime, connection }),
+            // The connection may still be opened in the background, and serves the next request.
             Err(failure) => self.open_elsewhere(None).ok_or(failure),
         }
     }
@@ -126,6 +129,7 @@ impl Node {
             let (at, connection) = runtime.open_connection()?;
             let is_there = named.as_ref().is_none_or(|named| *named == at);
             let is_other = !but.is_some_and(|but| Arc::ptr_eq(but, &connection));
+            // A silent connection is left to the withdrawals that have to follow on it.
             let is_of_use = is_there && is_other && !connection.is_silent();
             is_of_use.then(|| Route { runtime: Arc::clone(runtime), connection })
         })
@@ -245,6 +249,8 @@ impl RuntimeConnection {
     /// that ended.
     fn is_used(&self) -> bool {
         let state = self.state.lock();
+        // Kept also while the connection is only being opened: its entry would be made anew, and a second one be
+        // opened.
         let opening = state.opening.as_ref().is_some_and(|opening| opening.has_changed().is_ok());
         opening || state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended())
     }
@@ -263,6 +269,7 @@ impl RuntimeConnection {
     fn prepare(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let is_open = state.current.as_ref().is_some_and(|(_, connection)| !connection.is_ended());
+        // Ahead of its use, and so not worth a log-in that was refused a moment ago.
         if !is_open && !state.was_refused() {
             self.open(&mut state);
         }
@@ -277,6 +284,7 @@ impl RuntimeConnection {
         let mut opening = {
             let mut state = self.state.lock();
             match &state.current {
+                // Another request has had it replaced already.
                 Some((_, connection)) if !connection.is_ended() && !Arc::ptr_eq(connection, of) => {
                     return Some(Arc::clone(connection));
                 }
@@ -305,6 +313,7 @@ impl RuntimeConnection {
         };
         match opened.as_deref() {
             Ok(Some(Ok(connection))) => Ok(Arc::clone(connection)),
+            // Each waiter gets a failure of its own, without the source, which cannot be shared.
             Ok(Some(Err(failure))) => Err(Failure::new(failure.kind(), failure.message().to_owned())),
             _ => Err(Failure::unavailable("the runtime that opened the connection is gone")),
         }
@@ -327,12 +336,15 @@ impl RuntimeConnection {
             // from there find this one.
             let (mut state, mut before) = (this.state.lock(), None);
             state.opening = None;
+            // A success clears it: the server accepts connections again.
             state.refused = opened.is_err().then(Instant::now);
             let result = opened.map_err(Arc::new).map(|(endpoint, connection)| {
                 before = state.current.replace((endpoint, Arc::clone(&connection)));
                 connection
             });
             drop(state);
+            // After the state is unlocked, since the waiters that are woken lock it. `send_replace` works without
+            // waiters, too.
             done.send_replace(Some(result));
             if let Some((_, before)) = before {
                 before.retire();

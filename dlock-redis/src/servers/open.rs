@@ -1,4 +1,9 @@
 //! The opening of connections.
+//!
+//! | `resp2` | a connection is opened | becomes |
+//! |---|---|---|
+//! | not set | in RESP3, and in RESP2 where the server refuses `HELLO` | set, once RESP2 has succeeded after a refusal |
+//! | set | in RESP2 at once | stays so, for all connections of this opener |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,6 +90,7 @@ impl Opener {
         endpoint: &Endpoint,
         listen: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<Opened, Failure> {
+        // Shared, since `keeper::open` may have to open twice: here, and then on dlock's own thread.
         let listen: Listen = Arc::new(listen);
         let opening = || {
             let (opener, endpoint, listen) = (self.clone(), endpoint.clone(), Arc::clone(&listen));
@@ -113,12 +119,14 @@ impl Opener {
             });
             match self.connect(endpoint, ProtocolVersion::RESP3, &config).await? {
                 Ok(connection) => return Ok(Opened { connection, ended, resp3: true }),
+                // A server before Redis 6, or a proxy, that does not know `HELLO`: the second try speaks RESP2.
                 Err(error) if lacks_hello(&error) => Some(error),
                 Err(error) => return Err(not_opened(&error, &endpoint.to_string())),
             }
         };
         match self.connect(endpoint, ProtocolVersion::RESP2, &self.config()).await? {
             Ok(connection) => {
+                // Reported once, by the first of those that found out at one moment.
                 if refused.is_some() && !self.resp2.swap(true, Ordering::Relaxed) {
                     let what = "the server refused RESP3, and is spoken to in RESP2";
                     tell(|| tracing::debug!({ dlock.endpoint = %endpoint }, "{what}"));
@@ -137,6 +145,7 @@ impl Opener {
     ) -> Result<(MessageConnection, Option<PubSubStream>), Failure> {
         if !self.resp2.load(Ordering::Relaxed) {
             let opened = self.open(endpoint, move |said| drop(push.send(said))).await?;
+            // In RESP2 the connection cannot have its messages read; it is dropped, and another kind is opened below.
             if opened.resp3 {
                 return Ok((MessageConnection::Resp3(opened.connection), None));
             }
@@ -158,6 +167,7 @@ impl Opener {
     #[cfg(feature = "credentials")]
     async fn provided(&self, client: Client) -> RedisResult<Client> {
         let Some(provider) = &self.provider else { return Ok(client) };
+        // Read at each opening: a token of before may have expired.
         let now = provider.now().await?;
         let info = client.get_connection_info().clone();
         let redis = info.redis_settings().clone().set_username(now.username()).set_password(now.password());
@@ -189,6 +199,8 @@ impl Opener {
             // the connection.
             .set_response_timeout(None)
             .set_connection_timeout(None)
+            // As many as `MOST_STEPS`: a step counts as written once it has its turn, and is not to wait once more for
+            // room in the queue of the driver.
             .set_pipeline_buffer_size(256);
         #[cfg(feature = "credentials")]
         if let Some(provider) = &self.provider {
@@ -198,6 +210,7 @@ impl Opener {
     }
 
     fn client(&self, endpoint: &Endpoint, protocol: ProtocolVersion) -> RedisResult<Client> {
+        // A client that the program had already: all of its settings hold, and none of those below.
         if let Some(template) = &self.template {
             #[cfg(feature = "tls")]
             choose_crypto();
@@ -225,6 +238,7 @@ impl Opener {
         let keepalive =
             TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+        // Keepalive tests an idle connection only. Bytes that are never acknowledged would be sent again for minutes.
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(Duration::from_secs(20));
         let info = addr.into_connection_info()?.set_redis_settings(redis).set_tcp_settings(tcp);
@@ -256,6 +270,7 @@ impl Opener {
 #[cfg(feature = "tls")]
 fn choose_crypto() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // An error means that another thread was first, whose provider serves as well.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     }
 }

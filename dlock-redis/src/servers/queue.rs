@@ -131,6 +131,7 @@ impl Queue {
     /// Adds a request. Returns `None` if the queue is closed, or open for withdrawals only.
     pub(super) fn push(&self, request: Request) -> Option<Pending<'_>> {
         let mut waiting = self.waiting.lock();
+        // A withdrawal goes behind the attempts of its claim also on a retired connection, where they were sent.
         if waiting.closed || waiting.retired && !request.step.withdraws() {
             return None;
         }
@@ -142,6 +143,7 @@ impl Queue {
         self.open.fetch_add(1, Ordering::AcqRel);
         // The pump is notified by the first request only: it takes all that wait, and looks again after each call.
         let first = waiting.calls.is_empty();
+        // Only the last call is looked at: a request that went into an earlier one would overtake those behind it.
         let building = match waiting.calls.back_mut() {
             Some(building) if building.has_room_for(&request) => building,
             _ => {
@@ -202,6 +204,7 @@ impl Queue {
 
     /// Accepts no more requests. Those that wait are still sent.
     pub(super) fn close(&self) {
+        // The pump is woken to find that out: it waits for news, and would not end by itself.
         self.waiting.lock().closed = true;
         self.news.notify_one();
     }
@@ -222,6 +225,7 @@ impl Queue {
         }
         // Makers are answered with the queue unlocked: a waker may run code that locks it.
         drop(waiting);
+        // Before the makers are woken, as in `deliver`.
         self.done(returned.len());
         for (makers, place) in returned {
             let waker = answer(&mut makers.0.lock(), place, Err(fault.clone()));
@@ -268,6 +272,7 @@ impl Call {
 
     fn deliver(&mut self, replies: Replies) {
         self.answered = true;
+        // A hint for `direct`, and no more: nothing is read by it that another store has to precede.
         self.queue.crowded.store(self.places.len() > 1, Ordering::Relaxed);
         // Before the makers are woken: a maker that asks again at once has to see that nothing is under way.
         self.queue.done(self.places.len());
@@ -305,6 +310,7 @@ impl Future for Pending<'_> {
             }
             match &mut makers[place] {
                 Maker::Waits(waker) => {
+                    // Replaced at each poll: a select may poll from another task than the one before.
                     waker.clone_from(cx.waker());
                     return Poll::Pending;
                 }
@@ -332,6 +338,7 @@ impl Drop for Pending<'_> {
         // The request first: either it is taken back here, or it was popped already, and then the mark on its maker
         // keeps it from being sent again.
         let mut waiting = self.queue.waiting.lock();
+        // By the list of makers, which is one for each call: the position alone would fit any call.
         let unsent = waiting.calls.iter_mut().find(|call| Arc::ptr_eq(&call.makers, &self.makers));
         if let Some(request) = unsent.and_then(|call| call.requests.get_mut(self.place)) {
             *request = None;

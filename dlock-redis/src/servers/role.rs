@@ -50,6 +50,8 @@ pub(super) async fn of(opened: &Opened, endpoint: &Endpoint, limit: Duration) ->
         question.arg(*words);
         match answer(&opened.connection, &question, limit, endpoint).await {
             Ok(reply) => return Ok(role_in(&reply)),
+            // The connection itself is in doubt: the caller opens another one, rather than to take the role for
+            // unknown.
             Err(failure) if failure.is_transient() => return Err(failure),
             // For example the user may not use this command: the next one is tried.
             Err(_) => {}

@@ -37,6 +37,7 @@ impl Sentinels {
 
     /// Returns the address of the master by the first sentinel that knows it.
     pub(crate) async fn master(&self) -> Result<Endpoint, Failure> {
+        // Unlocked for the questions: several tasks may ask at once, and the last answer counts.
         let first = *self.preferred.lock();
         let count = self.addresses.len();
         let mut last = None;
@@ -60,6 +61,7 @@ impl Sentinels {
     ) -> Result<MultiplexedConnection, Failure> {
         // The question finds a sentinel that can be reached.
         self.master().await?;
+        // Another task may have changed it since; any sentinel that has answered will do.
         let position = *self.preferred.lock();
         let sentinel = &self.addresses[position];
         let mut connection = self.opener.open(sentinel, move |push| drop(said.send(push))).await?.connection;
@@ -72,10 +74,12 @@ impl Sentinels {
 
     /// Asks one sentinel, over a connection of its own.
     async fn ask(&self, sentinel: &Endpoint) -> Result<Endpoint, Failure> {
+        // Not kept open: the master is asked for when a connection is opened, which is seldom.
         let opened = self.opener.open(sentinel, |_| {}).await?;
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
         let reply = answer(&opened.connection, &ask, self.opener.timeout(), sentinel).await?;
+        // Sentinels name no protocol: the servers are reached as the sentinels are.
         let tls = matches!(sentinel, Endpoint::Tcp { tls: true, .. });
         match reply {
             Value::Nil => Err(Failure::invalid_config(format!(

@@ -23,6 +23,7 @@ impl Track for Untracked {
     fn awaits(&self, _: &Arc<Connection>) -> bool {
         false
     }
+    // Nothing is withdrawn, so that it does not matter what is under way.
     fn before(&mut self, _: &Route) {}
     fn unsent(&mut self, _: &Route) {}
     fn after(&mut self, _: &Route) {}

@@ -52,6 +52,7 @@ impl Wire {
 
     /// Returns the number of the next call.
     fn number(&self) -> CallNumber {
+        // Relaxed and wrapping: a number only has to differ from those of the calls that are under way.
         CallNumber(self.calls.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -67,6 +68,7 @@ impl Wire {
         // After `ASK` by the text at once: that server has hardly seen the script yet, and redirections are rare.
         let by = if asking { By::Text } else { By::Hash };
         let replies = self.send(command, by, asking).await;
+        // After `ASK` the call went by its text already. A question names its script in the form that its caller chose.
         if asking || matches!(command, Command::Ask(_)) || replies.iter().all(Result::is_ok) {
             return replies;
         }
@@ -94,6 +96,7 @@ impl Wire {
                 _ if refused.is_empty() => {}
                 Command::Each(requests) if requests.len() > 1 => {
                     unbatched |= by == By::Hash;
+                    // Only those that were refused: the others were carried out, and have their answers.
                     let again: Vec<Request> = refused.iter().map(|index| requests[*index].clone()).collect();
                     let calls = again.chunks(if unbatched { 1 } else { again.len() });
                     let sent = join_all(calls.map(|calls| self.send(Command::Each(calls), by, false))).await;
@@ -144,6 +147,7 @@ impl Wire {
                 let read = |((number, part), reply)| self.read(part, number, Ok(reply), acknowledged);
                 parts.into_iter().zip(replies).flat_map(read).collect()
             }
+            // One fault for all: which of the calls were carried out before it is not known.
             Err(fault) => smallvec![Err(fault); command.answers()],
         }
     }
@@ -178,6 +182,7 @@ impl Wire {
         let (replies, _) = self.exchange(calls, false, None).await?;
         let replies =
             numbers.into_iter().zip(replies).map(|(number, reply)| match result_of(number, reply) {
+                // One reply out of order makes all of them worthless. A refusal is an answer, and stays with its call.
                 Err(cut @ Fault::Cut(_)) => Err(cut),
                 result => Ok(result),
             });
@@ -213,6 +218,7 @@ impl Wire {
         if replies.len() != count {
             return Err(Fault::senseless());
         }
+        // A refused `WAIT` counts no replica: the grant is then as good as unacknowledged.
         let acknowledged = match replicas.and_then(|_| replies.pop()) {
             Some(Value::Int(count)) => count.try_into().unwrap_or(0),
             _ => 0,

@@ -114,6 +114,7 @@ pub(super) fn parts(holds: &[Watched]) -> impl Iterator<Item = &[Watched]> {
         let fits = |hold: &&Watched| {
             let before = probes;
             probes += hold.probes.as_ref().map_or(0, |probes| probes.list.len());
+            // A hold with more probes than fit is a part by itself: one that fits nowhere would never be looked at.
             before == 0 || probes <= AT_ONCE
         };
         let count = rest.iter().take_while(fits).count();
@@ -126,8 +127,10 @@ pub(super) fn parts(holds: &[Watched]) -> impl Iterator<Item = &[Watched]> {
 /// Looks at these holds and returns those to renew: all of them if nothing can be learned.
 pub(super) async fn look_at(holds: &[Watched]) -> Vec<&Watched> {
     let each = || holds.iter().flat_map(|hold| hold.probes.as_deref().map(|probes| (hold, probes)));
+    // The first hold asks for all: the holds under one name are of one client and so of one server.
     let Some((_, first)) = each().next() else { return Vec::new() };
     let list = each().flat_map(|(_, probes)| probes.list.iter().cloned()).collect();
+    // Late enough for a slow server, and early enough for a renewal to follow within the lease.
     let patience = (first.lease / 4).min(PATIENCE);
     let asked = within(patience, (first.ask)(list, patience)).await;
     // A renewal asks the server too, and has the engine's handling of unknown outcomes.
@@ -136,6 +139,8 @@ pub(super) async fn look_at(holds: &[Watched]) -> Vec<&Watched> {
     for (hold, probes) in each() {
         let (here, others) = found.split_at(probes.list.len().min(found.len()));
         found = others;
+        // A reply that is too short leaves holds without an answer, which are not taken for gone: their renewals find
+        // out.
         if here.contains(&false) {
             gone.push(hold);
         }

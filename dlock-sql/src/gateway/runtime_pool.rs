@@ -48,6 +48,7 @@ pub(super) struct Idle<S: Driver> {
 
 impl<S: Driver> Idle<S> {
     fn is_ready(&self, breaks: u64) -> bool {
+        // A break since then casts doubt on it: what broke the one connection may have broken all.
         self.breaks == breaks && self.since.elapsed() < FRESH
     }
 }
@@ -69,10 +70,12 @@ impl<S: Driver> RuntimePool<S> {
     }
 
     pub(super) fn pop(&self) -> Option<Idle<S>> {
+        // The last that was put back. Those below it grow old, and are closed when fewer are needed.
         self.idle().pop()
     }
 
     pub(super) fn put(&self, connection: Conn<S>, breaks: u64) {
+        // `breaks` is the number of now: the connection has just been opened, or has answered.
         self.idle().push(Idle { connection, since: Instant::now(), breaks });
     }
 

@@ -95,6 +95,7 @@ impl Driver for MysqlServer {
     }
 
     async fn is_fit(on: &mut MySqlConnection) -> SqlResult<bool> {
+        // `super_read_only` sets `read_only` too, so that the one covers both.
         sqlx::raw_sql("SELECT CAST(@@GLOBAL.read_only = 0 AS SIGNED)")
             .fetch_one(on)
             .await?
@@ -162,11 +163,14 @@ impl Server for MysqlServer {
         for statement in &self.statements.rights {
             execute(on, statement, &[]).await?;
         }
+        // As bytes, since the column is binary, and another program may have put something into it that is no text.
         let mark: Option<Vec<u8>> = mark.first().map(|row| row.try_get(0)).transpose()?;
         Ok(mark.map(|mark| String::from_utf8_lossy(&mark).into_owned()))
     }
 
     async fn make(&self, on: &mut MySqlConnection) -> SqlResult<()> {
+        // Each statement commits by itself: the server has no transaction around changes of tables. A process that
+        // comes in between makes the rest.
         for statement in schema(&self.table) {
             execute(on, &statement, &[]).await?;
         }

@@ -45,12 +45,14 @@ impl<S: Driver<Database = Postgres>> Source for Listening<S> {
             let one = self.0.pool_of_one().await?;
             let opened = PgListener::connect_with(&one).await;
             let mut listener = opened.map_err(|error| self.0.failure(error))?;
+            // The library would connect again by itself, past the bounds and the checks of `open`.
             listener.eager_reconnect(false);
             Ok(ListeningConnection { listener, subscribed: VecDeque::new() })
         };
         let limit = self.0.limit;
         // A waiter is not refused for that: it asks now and then.
         let deaf = |failure| Failure::unavailable(DEAF).with_source(failure);
+        // A log-in as any other: it is not tried while the server refuses them, and its outcome counts for the rest.
         self.0.may_log_in().map_err(deaf)?;
         let late = || Err(Failure::unavailable(format!("no connection within {limit:?}")));
         let opened = within(limit, opening).await.unwrap_or_else(late);
@@ -79,6 +81,8 @@ impl Connection for ListeningConnection {
         if let Some(subscribed) = self.subscribed.pop_front() {
             return Ok(subscribed);
         }
+        // Notifications that came with the answer to a statement are in the buffer, and are older than what is read
+        // next.
         let said = match self.listener.next_buffered() {
             Some(said) => Some(said),
             None => self.listener.try_recv().await.map_err(broken)?,
@@ -90,6 +94,7 @@ impl Connection for ListeningConnection {
     }
 
     async fn ping(&mut self) -> Result<(), Failure> {
+        // A statement, since the protocol has no ping; the bound on its answer is that of the caller.
         sqlx::query("SELECT 1").execute(&mut self.listener).await.map(drop).map_err(broken)
     }
 }

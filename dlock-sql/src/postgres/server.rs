@@ -215,6 +215,7 @@ impl Server for PostgresServer {
         let mark = self.all(on, &self.statements.mark, &[]).await?;
         // Before the statements that fail on a view for reasons of their own.
         check_table(on, &self.table).await?;
+        // A right that is missing is found now, and not at the first lock.
         for statement in &self.statements.rights {
             self.all(on, statement, &[]).await?;
         }
@@ -222,6 +223,7 @@ impl Server for PostgresServer {
     }
 
     async fn make(&self, on: &mut PgConnection) -> SqlResult<()> {
+        // Of the processes that make it at one moment one succeeds in each round, and the others find its table then.
         let mut tries = 5;
         loop {
             match self.create(on).await {
@@ -236,6 +238,7 @@ impl Server for PostgresServer {
         if self.simple {
             return Ok(());
         }
+        // The release alone: it is to be written by one poll, for a caller that may not poll again.
         on.prepare(self.statements.release.clone()).await.map(drop)
     }
 
@@ -244,10 +247,12 @@ impl Server for PostgresServer {
     }
 
     async fn ping(&self, on: &mut PgConnection) -> SqlResult<i64> {
+        // Not prepared: a ping is to work on a connection of which nothing else is known.
         sqlx::raw_sql("SELECT pg_backend_pid()::bigint").fetch_one(on).await?.try_get(0)
     }
 
     async fn announce(&self, on: &mut PgConnection, key: &Key) -> SqlResult<()> {
+        // The name of the channel is of letters, digits and underscores, and needs no quotes.
         let statement = format!("NOTIFY {}", announced_channel(&self.table, key));
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(on).await.map(drop)
     }

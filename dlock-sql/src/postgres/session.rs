@@ -167,6 +167,7 @@ fn listed(names: &[Name]) -> (Vec<i64>, Vec<bool>, Vec<bool>) {
 
 impl PostgresServer {
     async fn take_one(&self, on: &mut PgConnection, wanted: &Wanted) -> SqlResult<(i64, Vec<Taken>)> {
+        // Read to the end of the statement: an error after the first row would otherwise be that of the next statement.
         let row = sqlx::query(self.statements.take_name.clone())
             .bind(number(&wanted.name))
             .bind(&wanted.name.fence)
@@ -305,6 +306,8 @@ impl PostgresServer {
         let (numbers, reads, beside) = listed(names);
         let query = sqlx::query(AssertSqlSafe(free)).bind(numbers).bind(reads).bind(beside);
         let rows = query.fetch_all(&mut *on).await?;
+        // Not known, and so taken for not awaited: a session that waits for the turn or the name gets it from the
+        // server.
         let freed = |row: &PgRow| Ok(Freed { awaited: false, held: row.try_get(1)? });
         let freed = rows.iter().map(freed).collect::<SqlResult<_>>()?;
         let readers: Vec<&[u8]> = rows_of_readers(names).collect();
@@ -333,6 +336,7 @@ impl SessionServer for PostgresServer {
     }
 
     async fn keep_alive(on: &mut PgConnection, silence: Duration, _: bool) -> SqlResult<()> {
+        // Written into it: a message that is not prepared has no parameters.
         let settle = SETTLE.replace("$1", &format!("'{}ms'", silence.as_millis()));
         sqlx::raw_sql(AssertSqlSafe(settle)).execute(on).await.map(drop)
     }
@@ -541,6 +545,8 @@ impl Strategy for ByName<PostgresServer> {
         match query.fetch_one(&mut *on).await {
             Ok(row) => match row.try_get(2).and_then(|freed: bool| Ok((freed, row.try_get(0)?))) {
                 Ok((true, session)) => Ok(session),
+                // The session did not have the name alone, so that what it has now is not known; the connection is
+                // given up.
                 Ok((false, _)) => Err(TakeError::Unknown(sqlx::Error::RowNotFound)),
                 Err(error) => Err(TakeError::Unknown(error)),
             },

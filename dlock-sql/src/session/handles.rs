@@ -163,6 +163,8 @@ impl<M: Strategy> ConnectionHandles<M> {
         // The permit first: its owner finds a connection that was put back, or may open one more.
         let permit = if M::SHARED { None } else { Some(self.permit(patience).await?) };
         let mut free = self.free.lock();
+        // Behind the mutex: a connection that is added after `close` would stay open.
+        self.check()?;
         // An actor that panicked took its inbox along, and a command to it would find a backend that looks closed.
         free.retain(|shared| !shared.commands.is_closed());
         let shared = match if M::SHARED { free.last().cloned() } else { free.pop() } {
@@ -195,8 +197,11 @@ impl<M: Strategy> ConnectionHandles<M> {
     /// Puts back a connection on which the claim has nothing any more, and no command under way.
     pub(super) fn put_back(&self, handle: ConnectionHandle<M>) {
         // Before the permit goes: its next owner finds this connection instead of opening another.
-        if !M::SHARED && self.check().is_ok() {
-            self.free.lock().push(handle.shared);
+        if !M::SHARED {
+            let mut free = self.free.lock();
+            if self.check().is_ok() {
+                free.push(handle.shared);
+            }
         }
         drop(handle.permit);
     }

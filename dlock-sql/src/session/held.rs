@@ -1,5 +1,6 @@
 //! The locks that one connection keeps.
-//! || The server lets a session have a name any number of times. Which claims may have one together is decided here.
+//!
+//! The server lets a session have a name any number of times. Which claims may have one together is decided here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ impl HeldLocks {
 
     /// Returns the locks of a name.
     pub(super) fn of(&self, id: Id) -> impl Iterator<Item = &Held> {
+        // The tokens are the second part of the key, so that the locks of a name stand together.
         self.0.range((id, [0; 16])..=(id, [0xff; 16])).map(|(_, held)| held)
     }
 

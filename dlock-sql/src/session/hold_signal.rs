@@ -33,13 +33,15 @@ impl HoldSignal {
 
     pub(super) fn connect(&self, signal: Signal) {
         let mut state = self.state();
-        match &*state {
-            State::Lost(cause) => signal.lost(cause.clone()),
-            _ => *state = State::Connected(signal),
-        }
+        let State::Lost(cause) = &*state else { return *state = State::Connected(signal) };
+        let cause = cause.clone();
+        drop(state);
+        // The connection broke between the answer and this call: the hold is lost from its beginning.
+        signal.lost(cause);
     }
 
     pub(super) fn lost(&self, cause: &str) {
+        // Also from `Open`, for the hold that is connected later.
         let before = std::mem::replace(&mut *self.state(), State::Lost(cause.to_owned()));
         if let State::Connected(signal) = before {
             signal.lost(cause.to_owned());
@@ -47,14 +49,23 @@ impl HoldSignal {
     }
 
     pub(super) fn suspect(&self) {
-        if let State::Connected(signal) = &*self.state() {
+        if let Some(signal) = self.connected() {
             signal.suspect();
         }
     }
 
     pub(super) fn trust(&self, proof: Timestamp) {
-        if let State::Connected(signal) = &*self.state() {
+        if let Some(signal) = self.connected() {
             signal.trust(proof);
+        }
+    }
+
+    /// Returns the signal, to be sent without the mutex: it runs wakers and subscribers. One task sends them all, so
+    /// that they keep their order.
+    fn connected(&self) -> Option<Signal> {
+        match &*self.state() {
+            State::Connected(signal) => Some(signal.clone()),
+            _ => None,
         }
     }
 }

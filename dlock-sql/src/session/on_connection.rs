@@ -125,6 +125,7 @@ where
                 return Err(fail(Failure::new(ErrorKind::Busy, "somebody else has it")));
             }
             let pause = backoff.next_pause();
+            // Before the pause: an attempt after the end would be one more than the caller has asked for.
             if end.is_some_and(|end| Instant::now() + pause > end) {
                 return Err(fail(Failure::new(ErrorKind::TimedOut, "somebody else has it")));
             }
@@ -135,6 +136,7 @@ where
 
 fn failure_of<S: SessionServer>(server: &S, error: TakeError) -> Failure {
     match error {
+        // The server has refused, so that nothing was taken; an attempt whose outcome is open is the last arm.
         TakeError::Refused(error) | TakeError::Again(error) => unchanged(server.fault(error).failure),
         TakeError::Elsewhere(failure) => failure,
         TakeError::Unknown(error) => server.fault(error).failure,

@@ -94,6 +94,7 @@ impl Connections {
         let mut writers: [ConnectionSlot; WRITERS] = std::array::from_fn(|_| ConnectionSlot::default());
         writers[0] = ConnectionSlot::of(writer);
         let mut readers: [ConnectionSlot; READERS] = std::array::from_fn(|_| ConnectionSlot::default());
+        // The first of each kind is open already: opening them has shown that the database can be used.
         readers[0] = ConnectionSlot::of(reader);
         Self {
             options: connect_options(files.real()),
@@ -127,6 +128,7 @@ impl Connections {
     pub(super) async fn writer(&self, which: Writer, until: Until) -> Result<(Turn<'_>, usize), Failure> {
         match which {
             Writer::Any => self.first_free(&self.writers, until).await,
+            // By its number: what was sent there may still be under way, and another connection would overtake it.
             Writer::Same(n) => Ok((self.first_free(&self.writers[n..=n], until).await?.0, n)),
         }
     }
@@ -152,6 +154,7 @@ impl Connections {
         for (n, slot) in slots.iter().enumerate() {
             // Half of what is left for each, so that the last one is still waited for.
             let patience = PATIENCE.min(until.left() / 2);
+            // Each is waited for in turn. The mutex is fair: the task that has waited for it longest comes first.
             if let Some(place) = within(patience, slot.0.lock()).await {
                 return Ok((self.opened(place).await?, n));
             }
@@ -165,6 +168,7 @@ impl Connections {
         &self,
         mut place: MutexGuard<'a, Option<SqliteConnection>>,
     ) -> Result<Turn<'a>, Failure> {
+        // With the place locked: `close` sets the flag, and then locks each place to empty it.
         if self.closed.load(Ordering::Acquire) {
             return Err(closed());
         }
@@ -191,6 +195,7 @@ impl Connections {
         self.closed.store(true, Ordering::Release);
         let mut all = true;
         for slot in self.writers.iter().chain(&self.readers).chain([&self.renewer]) {
+            // A caller that is not polled may have the place for long; a shutdown does not wait for that.
             let Some(mut place) = within(Duration::from_secs(1), slot.0.lock()).await else {
                 all = false;
                 continue;
@@ -243,6 +248,7 @@ impl Turn<'_> {
         statement: impl Fn(i64) -> Query<'q, Sqlite, SqliteArguments>,
     ) -> Result<StatementResult, sqlx::Error> {
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
+        // `opened` fills the place before it makes a turn of it, so that there is one.
         let Some(connection) = self.0.as_mut() else { return Err(sqlx::Error::PoolClosed) };
         loop {
             // The time is read anew for each try: a statement that waited must not judge leases by the time before.
@@ -272,6 +278,7 @@ impl Turn<'_> {
         until: Until,
     ) -> Result<Transaction<'_, Sqlite>, sqlx::Error> {
         let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
+        // A `BEGIN` that is deferred locks nothing, so that the pauses below keep no other process out.
         let mut transaction = self.begin().await?;
         loop {
             // Locked by its first statement: a transaction that reads first, and then writes, could be refused for

@@ -82,6 +82,7 @@ impl Database {
     pub(super) async fn open(options: &SqliteOptions) -> Result<Arc<Self>, Failure> {
         let path =
             std::path::absolute(&options.path).map_err(|error| of_file(error, "finding", &options.path))?;
+        // Once, and not in each round: a file that vanishes while it is opened is not replaced by an empty one.
         if options.makes {
             file::create(&path)?;
         }
@@ -210,6 +211,7 @@ impl Database {
                 self.retire("the database file was replaced");
                 Ok(FileState::Replaced)
             }
+            // Nothing is given up for that: the file may be there, and a mount or a right be gone for a moment.
             Err(error) => Err(of_file(error, "looking at", self.connections.path())),
         }
     }
@@ -220,20 +222,24 @@ impl Database {
         holds.retired = Some(why);
         // Before the age of the last look, so that a step that finds it too old finds the reason.
         self.looked.store(0, Ordering::Release);
-        for (_, signal) in holds.signals.drain() {
+        let signals = std::mem::take(&mut holds.signals);
+        // A signal runs wakers and subscribers, which may come back to the database.
+        drop(holds);
+        for signal in signals.into_values() {
             signal.lost(why);
         }
-        holds.presence = None;
+        // Dropped last, and with it the mark: others may take the locks from here on.
+        let presence = self.holds.lock().presence.take();
+        drop(presence);
     }
 
     /// Notifies the holder of `signal` from now on when the database is lost.
     pub(super) fn granted(&self, token: Token, signal: Signal) {
         // Under one mutex with `retire`: each hold is notified by either of the two.
         let mut holds = self.holds.lock();
-        match holds.retired {
-            Some(why) => signal.lost(why),
-            None => drop(holds.signals.insert(token, signal)),
-        }
+        let Some(why) = holds.retired else { return drop(holds.signals.insert(token, signal)) };
+        drop(holds);
+        signal.lost(why);
     }
 
     /// Returns `true` if this process and the others see by marks which processes have the database open.
@@ -281,6 +287,7 @@ impl Database {
         let mut deleted = 0;
         loop {
             let until = Until::after(OPENING);
+            // Returned after each page: an operator's request must not keep the writer from attempts for long.
             let (mut turn, _) = self.connections.writer(Writer::Any, until).await?;
             let answer = turn
                 .run(until, |now| {
@@ -298,6 +305,7 @@ impl Database {
             for row in &rows {
                 let key: Vec<u8> =
                     row.try_get(0).map_err(|error| classify(error, self.connections.path()))?;
+                // Compared here, since the rows of a `DELETE ... RETURNING` come in no certain order.
                 after = after.max(key);
             }
             // Each page is a statement, and so a transaction: other writers come in between.
@@ -338,6 +346,8 @@ impl Database {
                     }
                     (None, Standing::Held(_) | Standing::Shared) => {
                         let Some((key, is_common)) = parse(&after) else { continue };
+                        // Pages are read at different moments: the lock of this share was held by several only after
+                        // its row was read.
                         let Some((key, of)) = shared.get_key_value(key) else { continue };
                         if is_common {
                             let permits = row.try_get::<i64, _>(1).map_err(failed)?;
@@ -419,6 +429,7 @@ impl Noted {
     ) -> Result<Option<i64>, sqlx::Error> {
         let (identity, boot) = (identity.to_bytes(), name.to_bytes());
         let is_same = self.identity.as_ref() == Some(&identity) && self.name() == name.name;
+        // Kept while nothing changes, since a quarantine counts from the first process that saw this file.
         let since = if is_same { self.since } else { time::now() };
         let noted = sqlx::query(statements.identify.clone())
             .bind(identity)

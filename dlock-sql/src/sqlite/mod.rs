@@ -146,8 +146,11 @@ impl SqliteOptions {
     /// If dropped midway, an empty file may be left; call it again.
     pub async fn migrate(&self) -> Result<()> {
         let options = Self { makes: true, ..self.clone() };
-        Database::open(&options).await.map_err(refuse)?.close().await;
-        Ok(())
+        let migrated = boxed(async move {
+            Database::open(&options).await?.close().await;
+            Ok(())
+        });
+        migrated.await.map_err(refuse)
     }
 
     /// Opens a database that was migrated, and makes nothing.

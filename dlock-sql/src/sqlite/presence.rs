@@ -46,6 +46,8 @@ impl Mark {
         let table =
             bits(number(table.to_string().to_ascii_lowercase().into_bytes()), Self::IDENTITY / Self::TABLE);
         let boot = bits(number(boot.iter().copied()), Self::TABLE);
+        // In this order, so that the marks of one identity stand together, and among these those of one table: one
+        // system call asks about such a range.
         Self(bits(identity.number(), 1 << 32) * Self::IDENTITY + table * Self::TABLE + boot)
     }
 
@@ -74,11 +76,14 @@ impl Presence {
     pub(super) fn show(mut self, mark: Mark) -> Option<Self> {
         use nix::fcntl::{FcntlArg, fcntl};
 
+        // A read lock, of which many processes may have one on the same byte; and of the open file, since closing any
+        // other handle of a file ends the locks of its process.
         let mark = range(nix::libc::F_RDLCK, mark.0, 1);
         let shown = |file: &std::fs::File| fcntl(file, FcntlArg::F_OFD_SETLK(&mark)).is_ok();
         if !shown(self.0.first()?) {
             return None;
         }
+        // The mark beside the database decides. One beside the link is a help for those that come by it.
         let beside_link = self.0.split_off(1);
         self.0.extend(beside_link.into_iter().filter(shown));
         Some(self)
@@ -92,6 +97,7 @@ impl Presence {
     /// Returns `true` if another process, or another handle of this one, has another database open under the same name.
     pub(super) fn has_others(&self, than: Mark) -> bool {
         let (first, beyond) = than.within(Mark::IDENTITY);
+        // All marks but those of this identity, which are a range in the middle.
         self.finds(0, first) || self.finds(beyond, i64::MAX)
     }
 
@@ -111,6 +117,7 @@ impl Presence {
         self.0.iter().any(|file| {
             let mut found = range(nix::libc::F_WRLCK, from, to - from);
             let asked = fcntl(file, FcntlArg::F_OFD_GETLK(&mut found));
+            // Where the question fails, the file system has no such locks, and `show` leaves no mark either.
             asked.is_ok() && i32::from(found.l_type) != nix::libc::F_UNLCK
         })
     }
@@ -131,6 +138,7 @@ fn open(path: &Path, database: &std::fs::Metadata) -> Option<std::fs::File> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 
     let mut options = std::fs::OpenOptions::new();
+    // No link is followed: in a directory that others can write to, it could lead to any file of this user.
     options.read(true).write(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
     let Ok(file) = options.clone().create_new(true).open(path) else {
         let file = options.open(path).ok()?;
@@ -144,6 +152,7 @@ fn open(path: &Path, database: &std::fs::Metadata) -> Option<std::fs::File> {
     if fchown(&file, Some(database.uid()), Some(database.gid())).is_err() {
         let _ = fchown(&file, None, Some(database.gid()));
     }
+    // After it has its owner: rights that were given before would count for this user.
     file.set_permissions(std::fs::Permissions::from_mode(writers | writers << 1)).ok()?;
     Some(file)
 }

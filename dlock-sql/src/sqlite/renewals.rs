@@ -34,6 +34,7 @@ async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Fa
         return Ok(Extended::Some(HashSet::new()));
     }
     let failed = |error| classify(error, database.connections.path());
+    // The shortest limit holds for all: a renewal that is given up must not be carried out much later.
     let until = Until::after(LIMIT.min(shortest_limit(renewals)));
     let mut connection = database.connections.renewer(until).await?;
     // Both kinds on one connection: shares are the rarer one, and need the rows of their keys as well.
@@ -62,7 +63,8 @@ async fn renew(database: &Database, renewals: &[Renewal]) -> Result<Extended, Fa
             places.extend(some.iter().map(|(place, _)| *place));
             continue;
         }
-        // The leases that were extended run on; the others have ended, or have another holder.
+        // The leases that were extended run on; the others have ended, or have another holder. By a second statement,
+        // since the first one counts rows and does not name them. What it has extended does not end between the two.
         all = false;
         for row in connection.run(until, |now| asking(ours, now)).await.map_err(failed)?.rows {
             let place = usize::try_from(row.try_get::<i64, _>(0).map_err(failed)?).unwrap_or(usize::MAX);
@@ -78,6 +80,7 @@ fn list(renewals: &[(usize, &Renewal)]) -> String {
     let mut list = String::with_capacity(renewals.len() * 128);
     for (n, (_, renewal)) in renewals.iter().enumerate() {
         list.push_str(if n == 0 { "[[\"" } else { ",[\"" });
+        // Hexadecimal, so that no key has to be escaped.
         push_hex(&mut list, renewal.key.as_str().as_bytes());
         let _ = write!(list, "\",\"{}\",{}", renewal.token.to_hex(), time::nanos(renewal.lease));
         if renewal.mode != Mode::Exclusive {

@@ -42,6 +42,8 @@ async fn attend(
     wake: Arc<Notify>,
     over: oneshot::Receiver<()>,
 ) {
+    // Both are made once, before the loop: an end that comes while the task is busy is still there at the next
+    // `select!`.
     let (mut over, mut end) = (pin!(over), pin!(driver.until_ended()));
     loop {
         let Some(pause) = session.upgrade().map(|session| session.next_look()) else { return };
@@ -58,6 +60,7 @@ async fn attend(
                 session.note(state);
                 session.beat_soon();
             }
+            // The end is looked for below, as after any other event.
             () = &mut end => {}
             () = look => {}
             () = wake.notified() => continue,
@@ -97,12 +100,14 @@ impl Session {
             (kept.beat_at, kept.look_at) = (Timestamp::NEVER, Timestamp::NEVER);
             return None;
         }
+        // Entries that were dropped meanwhile are not in it: they only lowered `look_at`, which is set anew here.
         let watch_at = kept.locks.values().map(|lock| lock.watch_at).min();
         kept.look_at = watch_at.unwrap_or(Timestamp::NEVER).min(kept.beat_at);
         Some(kept.look_at.since(now))
     }
 
     fn beat_soon(&self) {
+        // Locks that were made suspect by the change are to be trusted again as soon as the servers confirm them.
         self.kept.lock().beat_at = self.clock.now();
     }
 
@@ -157,6 +162,7 @@ impl Session {
             (self.driver.losses(), to_see.map(|(number, lock)| (*number, lock.clone())).collect::<Vec<_>>())
         };
         if let Err(error) = self.proof.write(&self.client).await {
+            // Nothing is extended, and nothing is lost yet: the next beat tries again until the deadlines have passed.
             return self.end_if_failed(&error);
         }
         self.note_proof(sent);
@@ -172,7 +178,9 @@ impl Session {
                 Ok(stat) if stat.is_some_and(|stat| stat.czxid == lock.czxid) => {
                     self.prove(sent, losses, Some(number));
                 }
+                // Missing, or another node of this name: the path was deleted, and made anew by a client that knows it.
                 Ok(_) => self.lose_deleted(number, &lock.path),
+                // The looks that follow would fail as well. Their locks stay as they are until the next beat.
                 Err(_) => return,
             }
         }
@@ -196,6 +204,8 @@ impl Session {
                 }
             }
             None => {
+                // What became of the node of a suspect lock while the connection was lost is not known. No write shows
+                // that: a look at the node does.
                 for lock in kept.locks.values_mut().filter(|lock| !lock.suspect) {
                     lock.proven_at = lock.proven_at.max(sent);
                     signals.push(lock.signal.clone());
@@ -221,6 +231,7 @@ impl Session {
             late.map(|(number, lock)| (*number, Arc::clone(&lock.path), lock.moves.clone())).collect()
         };
         for (number, path, moves) in late {
+            // Before the deletion, after which another client may have the lock at once.
             self.lose(number, "no server confirmed it in time");
             let deleted = match (self.client.delete(&path, None).await, moves) {
                 // In this order: the transaction that makes `moved` fails once the first node is gone, so that it
@@ -257,12 +268,14 @@ async fn watch(session: Weak<Session>, number: u64, lock: KeptLock, _pass: Watch
             Err(_) => {
                 let Some(session) = session.upgrade() else { return };
                 let now = session.clock.now();
+                // The entry may be gone by now; otherwise the pass is dropped at the end, and asked for again.
                 if let Some(lock) = session.kept.lock().locks.get_mut(&number) {
                     lock.watch_at = now + WATCHED_AFTER;
                 }
                 return;
             }
         };
+        // No reference to the session is held for so long, which is the time of the whole hold as a rule.
         let event = event(watcher).await;
         let Some(session) = session.upgrade() else { return };
         match event {

@@ -118,6 +118,8 @@ impl Wake for Answered {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let later = ANSWERED.with_borrow_mut(|answered| {
+            // Collected while this thread polls. On a thread that does not, `ANSWERED` is `None`, and the wake-up goes
+            // out at once.
             let answered = answered.as_mut();
             answered.map(|answered| answered.push(Self::clone(self))).is_some()
         });
@@ -134,6 +136,8 @@ struct Batch(Mutex<Vec<Waker>>);
 
 impl Batch {
     fn wake(&self) {
+        // Taken by the task of the runtime or by the thread at its look, whichever comes first: each waiter is woken
+        // once.
         let waiters = std::mem::take(&mut *self.0.lock());
         waiters.into_iter().for_each(|waiter| tell(|| waiter.wake()));
     }
@@ -230,6 +234,7 @@ impl Driver {
                 SENDING.set(false);
             }
         }
+        // A panic of the library must not leave this thread without wake-ups: `Reset` clears the flag in any case.
         let answers = {
             SENDING.set(true);
             let _reset = Reset;
@@ -254,6 +259,7 @@ impl Driver {
             // Another runtime has the turn. It may be held up, so that the thread sends what came from here.
             Some(_) => self.wakes.thread(),
             None => {
+                // Cleared by the drop of the turn, also if the runtime ends before it runs the task.
                 *sender = Some(runtime.id());
                 drop(sender);
                 let turn = PollTurn(Arc::clone(self));
@@ -376,6 +382,7 @@ struct PollTurn(Arc<Driver>);
 
 impl Drop for PollTurn {
     fn drop(&mut self) {
+        // Before the poll: a request that is made during it takes a turn of its own, and is not left behind.
         *self.0.sender.lock() = None;
         self.0.poll_for_thread();
     }
@@ -415,6 +422,7 @@ pub(crate) async fn open(
         async_io::block_on(async {
             let opened = tokio::select! {
                 opened = connect => opened,
+                // The future that connects is dropped here, on the thread whose reactor it uses.
                 () = sender.closed() => return,
             };
             if let Ok(client) = &opened {

@@ -13,6 +13,7 @@ pub(crate) struct WaitEntry(Arc<Session>);
 
 impl Drop for WaitEntry {
     fn drop(&mut self) {
+        // The task is not woken: it finds at its next look that nothing is kept, and sleeps from then on.
         self.0.kept.lock().waiting -= 1;
     }
 }
@@ -51,6 +52,7 @@ impl Session {
         let now = self.clock.now();
         let mut kept = self.kept.lock();
         let (number, state) = (kept.next, kept.state);
+        // Never used twice, so that a task which still has the number of a dropped entry finds nothing.
         kept.next += 1;
         let lock = KeptLock {
             signal: signal.clone(),
@@ -102,6 +104,7 @@ impl LockEntry {
     /// Notes that the node `to` is about to replace that of the lock, whose deletion is no loss from now on.
     pub(crate) fn moves(&self, to: &Arc<str>) {
         if let Some(lock) = self.session.kept.lock().locks.get_mut(&self.number) {
+            // Noted before the transaction is sent, whose deletion a watch may report ahead of its answer.
             lock.moves = Some(Arc::clone(to));
         }
     }

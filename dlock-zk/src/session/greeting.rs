@@ -24,6 +24,7 @@ pub(crate) enum Greeting {
 
 /// Returns the greeting that says the most, of several servers.
 pub(super) async fn of_any(servers: &str) -> Greeting {
+    // All at once: the caller waits for this, only to learn why it has no session.
     let greetings: JoinSet<_> = servers.split(',').map(|server| of(server.to_owned())).collect();
     greetings.join_all().await.into_iter().max().unwrap_or(Greeting::None)
 }
@@ -38,6 +39,7 @@ async fn of(server: String) -> Greeting {
         _ => return Greeting::None,
     };
     match within(PATIENCE, connection.read_u8()).await {
+        // Also the end of the stream, which `read_u8` reports as an error.
         Some(Err(_)) => Greeting::Closed,
         Some(Ok(_)) | None => Greeting::Silent,
     }

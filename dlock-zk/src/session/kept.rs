@@ -67,6 +67,7 @@ impl Kept {
             locks: HashMap::new(),
             next: 0,
             waiting: 0,
+            // The servers have made the session after this moment, so that it counts as a proof of life.
             proven_at: opened,
             beat_at: Timestamp::NEVER,
             look_at: Timestamp::NEVER,

@@ -100,6 +100,8 @@ impl Config {
     /// Opens a session, and refuses a session that endangers locks.
     async fn open_checked(&self) -> Result<Driven, NotOpened> {
         let silence = self.session_timeout / SILENCE;
+        // The patience has to be given before the servers say which timeout they grant: it is that of the requested
+        // one.
         let mut driven = self.open_with(silence).await?;
         let granted = driven.client.session_timeout();
         // A leader may learn of a session half a tick late, which has to fit into the last third of the timeout: see
@@ -139,6 +141,7 @@ impl Config {
 
     async fn find_chroot(&self, client: &Client) -> Result<(), NotOpened> {
         let chroot = &self.chroot;
+        // Looked for first: a user without the right to make the path can use one that is there.
         if chroot.is_empty() || client.check_stat(chroot).await?.is_some() {
             return Ok(());
         }
@@ -165,6 +168,8 @@ impl Config {
         let mut begun = 0;
         loop {
             if begun < OPENINGS {
+                // Each on a thread of its own, which ends with its attempt. Sessions that come too late are closed by
+                // the drop of the set.
                 attempts.spawn(driver::open(self.attempt(silence)));
                 begun += 1;
             }

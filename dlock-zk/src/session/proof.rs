@@ -56,6 +56,7 @@ impl ProofNode {
     /// Writes to the node, and returns the time of the write by the clock of the servers' leader. A majority has the
     /// write when this returns.
     pub(crate) async fn write(&self, client: &Client) -> Result<i64, Error> {
+        // Ephemeral: the servers delete the node with its session, so that none is left of processes that have ended.
         let ephemeral = CreateMode::Ephemeral.with_acls(Acls::new(&self.acl));
         for _ in 0..TRIES {
             if self.exists() {

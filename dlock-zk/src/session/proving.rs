@@ -30,6 +30,7 @@ impl Session {
     pub(crate) async fn fresh_proof(self: &Arc<Self>, until: Instant) -> Result<Timestamp, Failure> {
         // A proof that was under way already may have been sent long ago. The second one was not.
         for _ in 0..2 {
+            // A quarter of the timeout leaves a grant five twelfths of it, since a proof counts for two thirds.
             if self.clock.now().since(self.kept.lock().proven_at) < self.timeout / 4 {
                 break;
             }
@@ -103,6 +104,7 @@ impl Session {
     /// Notes that a write that was sent at `sent` was confirmed.
     pub(crate) fn note_proof(&self, sent: Timestamp) {
         let mut kept = self.kept.lock();
+        // The tasks of two proofs may come here in either order.
         kept.proven_at = kept.proven_at.max(sent);
     }
 }

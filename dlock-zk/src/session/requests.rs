@@ -46,6 +46,7 @@ impl Requests {
     pub(crate) fn delete(&self, path: &Arc<str>) -> Answer<Result<(), Error>> {
         let Self { client, driver, .. } = self;
         match self.deletions.try_enter() {
+            // A deletion frees a lock or a place: it never waits behind the requests of claims that want one.
             Some(pass) => {
                 // Sent before this returns. The pass stays with the answer.
                 let deletion = driver.send(|| client.delete(path, None));
@@ -120,6 +121,7 @@ impl Gate {
 
     pub(crate) fn try_enter(self: &Arc<Self>) -> Option<Pass> {
         let mut state = self.state.lock();
+        // Under the lock: `attend` cannot replace the semaphore between the pass and its count.
         let pass = Arc::clone(&state.passes).try_acquire_owned().ok()?;
         Some(self.pass(&mut state, pass))
     }
@@ -138,12 +140,15 @@ impl Gate {
                 if !std::mem::replace(&mut state.attended, true) {
                     match keeper::runtime() {
                         Ok(runtime) => drop(runtime.spawn(Arc::clone(&self).attend(client.clone()))),
+                        // Without the task, the senders wait for passes that are returned, and the next one tries to
+                        // start it again.
                         Err(_) => state.attended = false,
                     }
                 }
                 Arc::clone(&state.passes)
             };
-            // The semaphore is closed once it was replaced; the new one is in `state`.
+            // The semaphore is closed once it was replaced; the new one is in `state`. A pass of the semaphore before
+            // is one more than the bound for a moment, and counts in the round that goes on now.
             if let Ok(pass) = passes.acquire_owned().await {
                 return self.pass(&mut self.state.lock(), pass);
             }

@@ -49,6 +49,7 @@ impl Watches {
 }
 
 fn pass(free: &Arc<Semaphore>, path: &str, left: usize) -> Option<WatchPass> {
+    // Bytes, and not watches: it is the length of the request that sets them again which is bounded.
     let bytes = u32::try_from(path.len()).ok()?;
     // Acquired before the check, so that two callers cannot both take what is left; a pass beyond the limit is dropped.
     let pass = Arc::clone(free).try_acquire_many_owned(bytes).ok()?;

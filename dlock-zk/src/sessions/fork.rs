@@ -9,6 +9,7 @@ static PROCESS: OnceLock<u32> = OnceLock::new();
 
 /// Notes that this process opens sessions.
 pub(super) fn opens_in_this_process() {
+    // The first process stays noted: a child must not pass for the owner of a reactor whose thread it does not have.
     PROCESS.get_or_init(std::process::id);
 }
 

@@ -67,6 +67,7 @@ impl Sessions {
         if let Some(wake) = &state.wake {
             return wake.notify_one();
         }
+        // The node stays in the list, and the next one that is left tries to start the task.
         let Ok(runtime) = keeper::runtime() else { return };
         let wake = Arc::new(Notify::new());
         state.wake = Some(Arc::clone(&wake));
@@ -114,6 +115,7 @@ impl Sessions {
                 continue;
             }
             match session.delete(&leftover.path, until).await {
+                // `at` stays: another node has that place now.
                 Ok(()) => drop(due.swap_remove(at)),
                 // Only this node is refused; the others may be of other keys.
                 Err(failure) if failure.kind() == ErrorKind::Denied => {
@@ -136,6 +138,7 @@ async fn remove_all(sessions: Weak<Sessions>, wake: Arc<Notify>) {
             () = sleep_until(at.min(Instant::now() + NAP)) => {}
             () = wake.notified() => continue,
         }
+        // Strong from here on, for one removal: its session must not be closed in the middle.
         let Some(sessions) = sessions.upgrade() else { return };
         let mut due = sessions.take_due();
         if due.is_empty() {

@@ -1,6 +1,8 @@
 //! What threads do to each other in the engine. Each scenario panics where a promise is broken, and where somebody
 //! waits for ever the scheduler finds that nobody can go on.
 
+mod waiters;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +12,11 @@ use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::thread::{self, JoinHandle};
 
-use crate::backend::{Backoff, Grant, Signal, Validity};
+use crate::backend::{Grant, Signal, Validity};
 use crate::engine::activity::Activity;
 use crate::engine::hold::Hold;
 use crate::engine::release::Share;
 use crate::engine::scope::refused;
-use crate::engine::wait_queue::{Ticket, WaitQueue};
 use crate::engine::{Engine, Spec};
 use crate::keeper::Spawn;
 use crate::key::Key;
@@ -32,13 +33,21 @@ pub type Scenario = (&'static str, fn());
 
 /// All scenarios.
 pub const ALL: &[Scenario] = &[
-    ("wait queue: a release reaches who waits, whoever comes and gives up meanwhile", releases_reach_waiters),
+    (
+        "wait queue: a release reaches who waits, whoever comes and gives up meanwhile",
+        waiters::releases_reach_waiters,
+    ),
     (
         "wait queue: the next one learns of a release that another took as its reason and left",
-        left_with_a_release,
+        waiters::left_with_a_release,
+    ),
+    (
+        "wait queue: a grant to a reader reaches the other readers, and then the writer",
+        waiters::readers_are_invited,
     ),
     ("hold: it ends once, and everybody learns of it", a_hold_ends_once),
     ("hold: the last of its guards releases it, and no other", the_last_guard_releases),
+    ("hold: one of a hand-over that is taken back and of the last guard releases it", taken_back),
     ("registry: what is listed while the keeper looks is renewed in time", listed_while_looked_at),
     ("registry: a key is held while one hold of it is listed and not lost", keys_are_counted),
     ("registry: a wait ends when the locks are closed", waits_end_with_the_locks),
@@ -114,108 +123,6 @@ fn join<T>(threads: impl IntoIterator<Item = JoinHandle<T>>) {
     }
 }
 
-/// A lock of one process with waiters in line, as the engine uses the queue.
-struct Lined {
-    queue: WaitQueue,
-    taken: AtomicBool,
-    inside: AtomicUsize,
-}
-
-impl Lined {
-    fn taken() -> Arc<Self> {
-        let queue = WaitQueue::new(Backoff::new(HOUR, HOUR), false);
-        Arc::new(Self { queue, taken: AtomicBool::new(true), inside: AtomicUsize::new(0) })
-    }
-
-    fn release(&self) {
-        self.taken.store(false, Ordering::SeqCst);
-        self.queue.released(&key());
-    }
-
-    fn try_take(&self) -> bool {
-        !self.taken.swap(true, Ordering::SeqCst)
-    }
-
-    /// Asks for the lock unless others wait; `None` when it was had, and else a place in line.
-    fn ask<'a>(&'a self, key: &'a Key) -> Option<Ticket<'a>> {
-        let seen = self.queue.releases(key);
-        let asks = !self.queue.has(key);
-        if asks && self.try_take() {
-            return None;
-        }
-        let ticket = self.queue.join(key, asks.then_some(seen));
-        if asks {
-            ticket.poll_after(HOUR);
-        }
-        Some(ticket)
-    }
-
-    async fn take(&self) {
-        let key = key();
-        let Some(ticket) = self.ask(&key) else { return };
-        loop {
-            ticket.turn().await;
-            ticket.ask();
-            if self.try_take() {
-                return ticket.win(HOUR);
-            }
-            ticket.poll_after(HOUR);
-        }
-    }
-
-    fn have_a_turn(&self) {
-        block_on(self.take());
-        assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0);
-        self.inside.fetch_sub(1, Ordering::SeqCst);
-        self.release();
-    }
-
-    /// Waits, and gives up whenever the scheduler likes.
-    fn give_up(&self) {
-        let key = key();
-        match self.ask(&key) {
-            Some(ticket) => {
-                thread::yield_now();
-                drop(ticket);
-            }
-            None => self.release(),
-        }
-    }
-}
-
-fn releases_reach_waiters() {
-    let lined = Lined::taken();
-    let run = |step: fn(&Lined)| {
-        let lined = Arc::clone(&lined);
-        thread::spawn(move || step(&lined))
-    };
-    let threads = [run(Lined::have_a_turn), run(Lined::give_up), run(Lined::have_a_turn)];
-    lined.release();
-    join(threads);
-    assert!(!lined.queue.has(&key()));
-}
-
-fn left_with_a_release() {
-    let lined = Lined::taken();
-    let first = {
-        let lined = Arc::clone(&lined);
-        thread::spawn(move || {
-            let key = key();
-            let ticket = lined.queue.join(&key, None);
-            block_on(ticket.turn());
-            // Dropped with the request under way.
-            ticket.ask();
-            thread::yield_now();
-        })
-    };
-    let second = {
-        let lined = Arc::clone(&lined);
-        thread::spawn(move || lined.have_a_turn())
-    };
-    lined.release();
-    join([first, second]);
-}
-
 fn a_hold_ends_once() {
     let world = World::new();
     let engine = world.engine();
@@ -286,6 +193,29 @@ fn the_last_guard_releases() {
     drop(view);
     world.settle();
     assert_eq!(world.memory.held(), 0);
+}
+
+fn taken_back() {
+    let world = World::new();
+    let share = Share::first(world.hold());
+    let hold = Arc::clone(share.hold());
+    let releases = Arc::new(AtomicUsize::new(0));
+    let carrier = {
+        let releases = Arc::clone(&releases);
+        thread::spawn(move || {
+            if hold.carry().is_ok() && hold.uncarry() {
+                releases.fetch_add(1, Ordering::SeqCst);
+            }
+        })
+    };
+    let ends = {
+        let releases = Arc::clone(&releases);
+        thread::spawn(move || releases.fetch_add(usize::from(share.release().is_ok()), Ordering::SeqCst))
+    };
+    join([carrier]);
+    join([ends]);
+    assert_eq!(releases.load(Ordering::SeqCst), 1);
+    drop(world);
 }
 
 fn listed_while_looked_at() {

@@ -35,6 +35,7 @@ impl<'a> Pending<'a> {
     fn new(spec: &'a Spec) -> Result<Self, Failure> {
         // Counted before the claim is made: a shutdown waits for every claim that may reach a server.
         let activity = Some(spec.engine.registry.activity.begin());
+        // A failure here drops the token that was begun, which ends the count: nothing was sent.
         let claim = spec.claim()?;
         let written = claim.request_clock();
         Ok(Self { spec, claim: Some(claim), written, in_flight: InFlight::default(), activity })
@@ -43,6 +44,8 @@ impl<'a> Pending<'a> {
     /// Is `true` if something of it may be on the server: a lock that an attempt took, or an entry that keeps others
     /// out.
     pub(super) fn leaves_something(&self) -> bool {
+        // `is_clean` alone is not enough: after an outcome that is unknown the backend may take its claim for clean,
+        // while the request is still on its way.
         self.claim.as_ref().is_some_and(|claim| self.in_flight.may_arrive() || !claim.is_clean())
     }
 
@@ -114,6 +117,9 @@ impl RequestTimes {
     fn note(&mut self, took: Duration, bounded: Duration, passed: Duration) {
         // One slow answer, or a pause of this process, is forgotten soon.
         self.round_trip = bounded.max(self.round_trip / 2);
+        // `took` is by tokio's clock, which a test may pause, and `passed` by the clock of leases. An answer that took
+        // nothing by the former and some time by the latter, or longer by the former, shows that the former stands
+        // still and jumps.
         self.virtual_time =
             (took.is_zero() && passed > Duration::from_micros(1)) || took > passed + Duration::from_millis(1);
     }
@@ -129,6 +135,7 @@ impl<'a> Acquire<'a> {
         if rechecks {
             self.span.rechecked(answer.outcome());
         }
+        // Only these two show that the servers allow the request again: a failure of another kind says nothing of that.
         if let Answer::Granted(_) | Answer::Busy(..) = &answer
             && let Some(Pauses { refusals: Some(refusals), .. }) = &mut self.pauses
         {
@@ -143,6 +150,7 @@ impl<'a> Acquire<'a> {
         if !std::mem::take(&mut self.requests.asks_at_once) {
             self.requests.asked_at = Instant::now();
         }
+        // Read before `begin`, which counts this attempt in flight too.
         let in_flight = self.pendings.iter().any(|pending| pending.in_flight.may_arrive());
         // Noted before the request goes out: from now on something of this acquire may be on the server.
         let sent = self.unsettled.begin(at);
@@ -150,6 +158,7 @@ impl<'a> Acquire<'a> {
         let bounds = RequestBounds {
             clock: &self.engine.clock,
             timers: &self.engine.timers,
+            // The first claim stands for all of a batch, whose locks go out in one request.
             written: self.pendings[0].begin_request(),
             from: self.requests.asked_at,
             limit: self.limits.request_timeout,
@@ -157,6 +166,8 @@ impl<'a> Acquire<'a> {
         };
         let answer = bounds.answer(request(self.engine, &mut self.pendings)).await;
         let answer = answer.unwrap_or_else(|unanswered| match unanswered {
+            // The lock was another's at the last answer, and nothing was sent since. To the caller that is a wait whose
+            // time is up, and not servers that are away.
             Unanswered::Unsent if self.contention.was_busy => {
                 Answer::Failed(Failure::new(ErrorKind::TimedOut, RequestClock::UNSENT))
             }
@@ -177,6 +188,8 @@ impl<'a> Acquire<'a> {
         written_at: Option<Timestamp>,
         in_flight: bool,
     ) -> Result<Answer, Failure> {
+        // `leaves_time_for_an_answer` doubles the figure: at most half, so that an acquire which has a request timeout
+        // left asks, however slow its last answer was.
         let half = self.limits.request_timeout / 2;
         if let Some(at) = written_at {
             self.unsettled.written(sent, at);
@@ -233,6 +246,8 @@ pub(super) fn pendings(specs: &[Spec]) -> Result<SmallVec<[Pending<'_>; 1]>, Fai
 
 /// Makes the request, which differs between one lock and many.
 pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> Answer {
+    // No claim leaves its `Pending` for the request: a future that is dropped here still hands all of them to the
+    // keeper.
     let wanted = pendings.len();
     let mut claims = pendings.iter_mut().filter_map(|pending| pending.claim.as_mut());
     let failure = if wanted == 1 {
@@ -250,9 +265,12 @@ pub(super) async fn request(engine: &Engine, pendings: &mut [Pending<'_>]) -> An
             Ok(BatchAttempt::Granted(grants)) if grants.len() == wanted => {
                 return Answer::Granted(grants.into());
             }
+            // Which of the locks a short list of grants is for cannot be known, so that all of them are taken for
+            // possible.
             Ok(BatchAttempt::Granted(_)) => Failure::unknown("the backend lost count of the locks"),
             Ok(BatchAttempt::Busy { place, busy }) => {
                 engine.registry.contacted(engine.clock.now());
+                // A place beyond the list is a fault of the backend, and must not panic in the code of the caller.
                 return Answer::Busy(place.min(wanted - 1), busy);
             }
             Ok(BatchAttempt::Separately) => return Answer::Separately,

@@ -68,13 +68,15 @@ fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
     scope::may_acquire(&first.engine).map_err(refuse)?;
     let keys = (specs.len() > 1).then_some(specs.len());
     let span = first.engine.telemetry.acquire_started(first.subject(), keys);
-    // On the keeper's thread, for a caller whose runtime does not serve.
+    // On the keeper's thread, for a caller whose runtime does not serve. Decided where the acquire begins, and not at
+    // each poll.
     let on_keeper = (!first.engine.serves_here()).then(|| Arc::clone(&first.engine));
     // Inside the span, whose trace goes along with the claims.
     let acquire = async move {
         let taken = Acquire::new(&specs, start)?.run().await;
         match taken {
             Err(error) if specs[0].options.resizable && error.kind() == ErrorKind::Conflict => {
+                // Boxed, since few acquires come here: the state of a second acquire would double that of each.
                 Box::pin(take_resized(specs, start, error)).await
             }
             taken => taken,
@@ -93,6 +95,8 @@ fn take(specs: Specs, start: Start) -> Result<Taking, Error> {
 /// changes.
 async fn take_resized(mut specs: Specs, start: Start, mut refused: Error) -> Result<Option<Shares>, Error> {
     let start = match start {
+        // The wait that the first attempt used counts. What it took is derived from the error, because `Start::Now` has
+        // no moment.
         Start::Now => Start::At(Instant::now() - refused.waited().unwrap_or_default()),
         begun => begun,
     };
@@ -117,9 +121,11 @@ async fn take_resized(mut specs: Specs, start: Start, mut refused: Error) -> Res
 /// Returns the mode by the number of permits that is stored, if that is another one.
 async fn resized(spec: &Spec) -> Option<Mode> {
     let Mode::Permits { of: said, take } = spec.options.mode else { return None };
+    // Without an answer there is no number to go by, and the conflict of the attempt stays the error.
     let found = spec.engine.occupancy(&spec.key, spec.options.request_timeout()).await;
     let of = found.ok()?.permits?;
     let mode = Mode::Permits { of, take };
+    // The stored number may be less than is taken, for which no wait would ever end.
     (of != said && mode.check().is_ok()).then_some(mode)
 }
 
@@ -141,10 +147,12 @@ impl<'a> Acquire<'a> {
                 return Ok(());
             }
             let withdrawn = async {
+                // One key after the other, although any may be withdrawn first: the acquire needs all of them.
                 for spec in specs {
                     engine.acquires.left_claims.withdrawn(&spec.key).await;
                 }
             };
+            // Not `TimedOut` and not `Busy`, which would claim that another holder has the lock.
             match Box::pin(within(engine, until, withdrawn)).await {
                 Err(end) if end.kind() == ErrorKind::TimedOut => Err(Failure::unavailable(
                     "what it took before, when nobody polled it, is not withdrawn yet: who has the lock is not known",

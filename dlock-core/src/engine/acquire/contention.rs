@@ -24,6 +24,8 @@ impl Contention {
         let (before, now) = (fence(self.holder.as_ref()), fence(busy.holder.as_deref()));
         // In a batch, the holder that was reported may be that of another key.
         self.changed_hands = !many && before.is_some() && now.is_some() && before != now;
+        // A holder that an answer leaves out is still the last one known of a single lock; in a batch, another lock may
+        // be in the way now.
         if many || busy.holder.is_some() {
             self.holder = busy.holder.map(|holder| *holder);
         }

@@ -227,6 +227,7 @@ impl Terms {
             Outcome::Late { .. } => Next::Pause(Pause::NewClaims),
             Outcome::Busy(busy) => self.after_busy(busy, progress),
             Outcome::Separately => Next::End(End::Separately),
+            // The bound is looked at before the pause: with a bound of zero nothing is asked about again.
             Outcome::Unknown(failure) if self.rechecks.is_some_and(|most| progress.unknowns >= most) => {
                 Next::End(End::Unknown(failure))
             }
@@ -248,6 +249,7 @@ impl Terms {
         if !self.waits || busy.is_run {
             return Next::End(End::Busy);
         }
+        // `tries` counts the attempts before this one.
         if self.many && progress.tries + 1 >= MOST_TRIES {
             return Next::End(End::OneByOne);
         }
@@ -255,6 +257,8 @@ impl Terms {
     }
 
     fn after_failure<T>(&self, failure: Failure, progress: Progress) -> Next<T> {
+        // A refusal of the first request is the program's to learn of at once. After the wait began, the servers have
+        // allowed it before, and an operator may restore that.
         let may_pass = failure.is_transient() || progress.was_busy && failure.kind().is_revocation();
         if !self.waits || !may_pass || self.takes_over && failure.is_worthless() {
             return Next::End(End::Failed(failure));

@@ -15,6 +15,7 @@ use crate::engine::scope;
 use crate::engine::tenure::MOST_FOLLOWERS;
 use crate::engine::wait_queue::Ticket;
 use crate::error::Failure;
+use crate::mode::Mode;
 
 impl<'a> Acquire<'a> {
     /// Takes the lock that the section before passed on to this waiter, if there is one and it can be relied on.
@@ -30,6 +31,8 @@ impl<'a> Acquire<'a> {
         // Dropping the share releases the lock: also when the locks were shut down meanwhile.
         let share = Share::first(hold);
         scope::may_acquire(self.engine)?;
+        // Also a hold that is only suspect: the section must not begin before the lock is certain. The drop of the
+        // share releases it, and this waiter asks by itself.
         if share.hold().condition_when_granted() != Condition::Held {
             return Ok(None);
         }
@@ -69,6 +72,11 @@ impl<'a> Acquire<'a> {
         if self.accepts_handoff() {
             ticket.accept(spec.options.lease);
         }
+        if self.engine.capabilities.pipelined
+            && matches!(self.specs, [only] if only.options.mode == Mode::Shared)
+        {
+            ticket.reads();
+        }
         ticket
     }
 
@@ -81,13 +89,17 @@ impl<'a> Acquire<'a> {
         self.begin_anew()
     }
 
-    /// Leaves the queue with the lock. Where others may hold it at the same time, the next waiter asks at once.
+    /// Leaves the queue with the lock. Where others may hold it at the same time, the next waiter asks at once, and so
+    /// do other readers beside a reader.
     pub(super) fn leave_line(&mut self, place: usize, ticket: Ticket<'_>) {
-        if self.specs[place].options.mode.is_exclusive() {
-            ticket.win(self.next_poll(None));
-        } else {
-            ticket.tell();
+        let mode = self.specs[place].options.mode;
+        if mode.is_exclusive() {
+            return ticket.win(self.next_poll(None));
         }
+        if mode == Mode::Shared {
+            ticket.invite_readers();
+        }
+        ticket.tell();
     }
 
     /// Returns whether a lock may be passed on to this acquire: only one that is held alone, and not while something of
@@ -103,7 +115,9 @@ impl<'a> Acquire<'a> {
         let [spec] = self.specs else { return };
         let Some(claim) = self.pendings[0].claim.as_mut() else { return };
         let passes_on = spec.options.handoff && spec.options.mode.is_exclusive();
+        // Without a handoff the fences beyond the first would be lost, and the counter would run ahead for nothing.
         let followers = if passes_on { ticket.followers(MOST_FOLLOWERS) } else { 0 };
+        // `was_busy` is `true` behind waiters of this process as well, which shows nothing of other processes.
         claim.reserve(self.engine.tenures.block(&spec.key, followers, self.contention.tries > 0));
     }
 

@@ -44,6 +44,8 @@ pub(super) async fn listen(
 async fn watch(claim: &mut Box<dyn DynClaim>) -> Result<(), Failure> {
     match claim.changed().await {
         Err(failure) if failure.is_transient() || failure.kind().is_revocation() => {
+            // Not an error of the acquire: its poll asks anyway, and that request meets whatever is wrong and reports
+            // it.
             std::future::pending().await
         }
         notified => notified,

@@ -47,6 +47,7 @@ impl<'a> Acquire<'a> {
 
     /// Makes shares of grants; `None` when they came so late that they are of no use any more.
     fn accept(&mut self, grants: SmallVec<[Grant; 1]>) -> Result<Option<Shares>, Failure> {
+        // `begin` notes a moment before each request, so that there is one.
         let sent = self.unsettled.granted().unwrap_or_else(|| self.engine.clock.now());
         let mut shares = Shares::with_capacity(grants.len());
         for (pending, grant) in self.pendings.iter_mut().zip(grants) {
@@ -64,6 +65,8 @@ impl<'a> Acquire<'a> {
             }
             return Ok(Some(shares));
         }
+        // All of a batch, also those that are valid still: the caller wants all or none, and the next attempt must not
+        // find its own locks taken.
         drop(shares);
         // The keeper may have died since, which loses all.
         scope::may_acquire(self.engine)?;
@@ -79,6 +82,7 @@ impl<'a> Acquire<'a> {
         let is_left = busy.holder.as_ref().is_some_and(|holder| holder.left_behind);
         let outcome = BusyOutcome {
             retry_after: busy.retry_after,
+            // Looked at again: `settle` may have left the claims of this very attempt to the keeper.
             may_be_own: may_be_own || self.may_be_its_own(),
             is_run: is_left && self.specs[0].options.role == Some(Role::Job),
             may_have_ended: self.unsettled.may_have_ended(),
@@ -122,6 +126,7 @@ impl<'a> Acquire<'a> {
                 Err(Failure::new(ErrorKind::TimedOut, "the grant arrived after its lease had ended"))
             }
             End::Unknown(failure) => {
+                // Any other unknown outcome is reported by `pause`, after which it is asked about.
                 self.span.unknown(&failure, false);
                 Err(failure)
             }
@@ -138,6 +143,8 @@ impl<'a> Acquire<'a> {
             ticket.tell();
         }
         self.contention.waits();
+        // Another holder ends the tenure of this process. If the holder is in this process, its grant has taken the
+        // entry out already.
         self.engine.tenures.ended(&self.specs[place].key);
         Ok(())
     }
@@ -155,18 +162,22 @@ impl<'a> Acquire<'a> {
         self.span.wait();
         let (engine, place) = (self.engine, self.contention.place);
         if joins {
-            let ticket = self.join(place, seen.get(place).copied());
-            self.step_back(&ticket)?;
-            *line = Some((place, ticket));
+            *line = Some((place, self.join(place, seen.get(place).copied())));
+        }
+        if let Some((_, ticket)) = line {
+            self.step_back(ticket)?;
         }
         // Boxed: an acquire that does not wait needs no memory for it.
         let may_ask = Box::pin(async {
             if self.requests.virtual_time {
+                // Under a paused clock the wait below takes no real time, so that a release which is on the keeper's
+                // thread would never be seen by it.
                 engine.finish_background().await;
             }
             self.wait_for_change(retry_after, line.as_ref().map(|(_, ticket)| ticket)).await
         });
         if !may_ask.await? {
+            // Before the rest of the time passes: the waiter behind may have time to ask.
             drop(line.take());
             return Err(self.time_out().await);
         }
@@ -219,6 +230,7 @@ impl<'a> Acquire<'a> {
         self.span.wait();
         match Box::pin(within(engine, self.limits.patient_until, ticket.turn())).await {
             Err(end) if end.kind() == ErrorKind::TimedOut => return Err(failure),
+            // The turn itself is of no interest: whether it came by a release or by a pause, the acquire asks now.
             turn => drop(turn?),
         }
         if !self.leaves_time_for_an_answer(Some(&ticket)).await? {

@@ -22,6 +22,7 @@ impl Pauses<'_> {
     pub(super) fn new(capabilities: &Capabilities) -> Self {
         Self {
             polls: Backoff::new(capabilities.poll_from, capabilities.poll_to),
+            // No longer than the shortest poll: with more distance, notifications would be worse than polling.
             notifications: NotificationPace::new(capabilities.poll_from),
             failures: Backoff::of_failures(),
             unknown_outcomes: Backoff::of_unknown_outcomes(),
@@ -49,6 +50,7 @@ impl NotificationPace {
 
     /// Creates the pace. The longest distance is that of a useful pause between polls.
     pub(super) fn new(to: Duration) -> Self {
+        // From a millisecond: the first distances must not cost a waiter the moment in which the lock is free.
         Self { distances: Backoff::new(Duration::from_millis(1), to), to, wasted: 0 }
     }
 
@@ -59,6 +61,7 @@ impl NotificationPace {
             return None;
         }
         self.wasted = self.wasted.saturating_add(1);
+        // From the attempt and not from now, so that the time since then counts as distance.
         (self.wasted > Self::FREE).then(|| asked_at + self.distances.pause(fraction))
     }
 

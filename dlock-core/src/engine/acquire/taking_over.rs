@@ -5,6 +5,8 @@ use crate::holder::Holder;
 
 /// Returns the failure where the lock that was handed over is not there to be taken.
 pub(super) fn not_there(holder: Option<&Holder>) -> Failure {
+    // The server compares tokens, and cannot know a baton that was used from one that never belonged here: the message
+    // has to name both.
     let why = match holder {
         Some(holder) if holder.left_behind => {
             "the key is kept for another baton, or stays taken after a release: this baton was taken over before, or is \

@@ -45,6 +45,7 @@ impl Unsettled {
     /// Makes the state of an acquire whose first attempt that may have taken effect was sent then, if there was one.
     #[must_use]
     pub fn since(first_sent: Option<Timestamp>) -> Self {
+        // The models begin here with what a claim may have left before; the engine itself begins with `NOTHING`.
         Self { first_sent, last_sent: first_sent.unwrap_or(Self::NOTHING.last_sent), ..Self::NOTHING }
     }
 
@@ -93,7 +94,8 @@ impl Unsettled {
     /// Notes that another claim has the lock, so that an earlier attempt of this acquire does not. `in_flight` is
     /// `true` if one may still arrive.
     pub fn busy(&mut self, sent: &Sent, in_flight: bool, now: Timestamp, lease: Duration) {
-        // By the server's clock the lease of what was granted to that attempt may have ended.
+        // By the server's clock the lease of what was granted to that attempt may have ended. The margin allows for a
+        // clock there that runs faster than this one.
         let outlived = |first: Timestamp| now.since(first) >= lease.saturating_sub(margin(lease));
         self.may_have_ended = in_flight && sent.first_before.is_some_and(outlived);
         (self.first_sent, self.unknowns) = (None, 0);
@@ -111,6 +113,8 @@ impl Unsettled {
 
     /// Takes the moment from which a grant counts.
     pub const fn granted(&mut self) -> Option<Timestamp> {
+        // Taken and not read: the hold has that moment from here on, and an acquire that goes on after a late grant
+        // starts with new claims.
         self.first_sent.take()
     }
 

@@ -26,6 +26,7 @@ impl<'a> Acquire<'a> {
         let pause = retry_after.map_or(poll, |left| poll.min(left.saturating_add(Duration::from_millis(1))));
         if let Some(ticket) = ticket {
             ticket.poll_after(pause);
+            // Accepted anew: `ask` took it back before the request.
             if self.accepts_handoff() {
                 ticket.accept(self.specs[self.contention.place].options.lease);
             }
@@ -45,6 +46,8 @@ impl<'a> Acquire<'a> {
             let notified = listen(engine, claim, &self.specs[place].key, ticket);
             tokio::select! {
                 biased;
+                // The turn comes first: if a release in this process and a notification are there at once, the
+                // notification is of that release, and must not count as one for nothing.
                 turn = turn => Ok(if turn == Turn::Due && pause < poll { None } else { Some(turn) }),
                 notified = notified => notified.map(|()| None),
             }
@@ -61,6 +64,8 @@ impl<'a> Acquire<'a> {
                 let (waited, asked_at) = (began.elapsed(), self.requests.asked_at);
                 let pace = &mut self.pauses().notifications;
                 if let Some(at) = pace.next(waited, asked_at, engine.entropy.fraction()) {
+                    // A lock that is handed over ends the pause; `handed_over` takes it at the beginning of the next
+                    // round.
                     pause_until(engine, at, patient_until, ticket).await?;
                 }
             }
@@ -72,7 +77,8 @@ impl<'a> Acquire<'a> {
     pub(super) fn next_poll(&mut self, ticket: Option<&Ticket<'_>>) -> Duration {
         let fraction = self.engine.entropy.fraction();
         if self.engine.capabilities.notified {
-            // A notification will come; the poll is only the safety net.
+            // A notification will come; the poll is only the safety net. Spread over the last quarter: processes that
+            // began to wait at one moment must not poll at one moment.
             return self.engine.capabilities.poll_to.mul_f64(0.75 + fraction / 4.0);
         }
         // Pauses about as long as the lock is held: an acquire that pauses for longer loses to others each time.

@@ -20,6 +20,7 @@ impl Hold {
 
     /// Takes the claim for good, if no renewal has it.
     pub(crate) fn try_take_claim(&self) -> Option<Option<Box<dyn DynClaim>>> {
+        // `None` is a claim that a renewal has, `Some(None)` a claim that is gone.
         let mut place = self.claim.lock();
         (!matches!(*place, ClaimPlace::Lent)).then(|| place.take())
     }

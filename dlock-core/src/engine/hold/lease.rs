@@ -103,6 +103,7 @@ pub struct Standing {
 impl LeaseTerms {
     /// Makes the terms of a grant, for the lease that was asked for.
     pub fn new(validity: Validity, asked: Duration, ends_at: Timestamp) -> Self {
+        // The backend may have granted another lease than was asked for; what it granted is what the server ends.
         let lease = length_of(validity).unwrap_or(asked);
         Self { validity, lease, ends_at }
     }
@@ -123,6 +124,7 @@ impl LeaseTerms {
             // Early enough for the renewals of locks that were taken at once to part, and late enough not to wake the
             // keeper for locks that are released soon.
             (Validity::Lease(length), None) => sent + part_of(length / 3, 0.5, fraction()),
+            // The backend proves the session alive for all of its locks, and reports that by `SignalSink::trust`.
             (Validity::Session(_), _) => Timestamp::NEVER,
         };
         Plan { deadline, renew_at }
@@ -163,11 +165,13 @@ impl LeaseTerms {
 
     /// Returns the pause between renewals that are not due by themselves.
     pub fn pause(&self, deadline: Timestamp, confirmed_at: Timestamp) -> Duration {
+        // At least 5 ms: a first lease of a few milliseconds that cannot be renewed must not keep the keeper busy.
         (self.lease_that_runs(deadline, confirmed_at) / 12).max(Duration::from_millis(5))
     }
 
     /// Returns how long the lease that runs now is in all, which may be a first one.
     fn lease_that_runs(&self, deadline: Timestamp, confirmed_at: Timestamp) -> Duration {
+        // A deadline that `max_hold` set shows nothing of the lease.
         match deadline >= self.ends_at {
             true => self.lease,
             false => self.lease.min(deadline.since(confirmed_at)),
@@ -259,6 +263,7 @@ impl RenewalPlan {
     /// Takes the renewal that is due within `ahead` of `now`; if there is one, the caller alone carries it out. `most`
     /// is the longest pause between renewals that the backend wants.
     pub(super) fn take(&self, now: Timestamp, ahead: Duration, most: impl FnOnce() -> Duration) -> bool {
+        // Loads and stores, and no exchange: only the keeper takes renewals, with the registry locked.
         let is_wanted = self.verify_at() <= now;
         if !is_wanted && self.renew_at() > now + ahead {
             return false;
@@ -289,12 +294,14 @@ impl RenewalPlan {
 
     /// Notes that the backend wants a renewal by `at`, but not so soon after the last wanted one.
     pub(super) fn want(&self, at: Timestamp) {
+        // Later, and not dropped: the change may be the loss of the lock, which the next renewal has to find.
         let at = at.as_nanos().max(self.not_wanted_before.load(Ordering::Acquire));
         self.inherit(Timestamp::from_nanos(at));
     }
 
     /// Takes over what the backend wanted of the hold before.
     pub(super) fn inherit(&self, verify_at: Timestamp) {
+        // The earlier of two wishes: the renewal that it leads to answers both.
         self.verify_at.fetch_min(verify_at.as_nanos(), Ordering::AcqRel);
     }
 }

@@ -60,6 +60,7 @@ impl Hold {
             spec,
             claim,
             fences,
+            // No first lease: `new` reserves no second fence for a hold with one, so that none is passed on.
             (before.terms.validity, None),
             (now, sent),
             before.succession.tenure.next(),
@@ -67,6 +68,8 @@ impl Hold {
         // Read after `make`, which registered this hold for reports: none falls between the two holds.
         if let Some(cause) = before.validity.loss() {
             hold.lose(cause.clone());
+        // `may_be_passed_on` excludes a hold that is at risk, so that this came since: `suspect` marks a closed hold
+        // too.
         } else if before.is_at_risk() {
             hold.suspect();
         }
@@ -97,6 +100,8 @@ impl Hold {
     /// there for a moment.
     pub(crate) fn leave_nothing_if_expired(&self) {
         let deadline = self.deadline();
+        // A deadline that `max_hold` set says nothing of the lease, which runs on: the release has to leave the key
+        // taken.
         if deadline != self.terms.ends_at && self.engine.clock.now() >= deadline {
             self.succession.leave(Timestamp::from_nanos(0));
         }

@@ -60,6 +60,17 @@ pub(in crate::engine) enum Uncarried {
     Shared,
 }
 
+/// What is left when a guard of a hold has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Unshared {
+    /// Further guards.
+    More,
+    /// Nothing: the caller releases the lock.
+    Last,
+    /// The hand-over, which releases the lock.
+    Carried,
+}
+
 /// The mode of a hold, and the number of its guards.
 pub(in crate::engine) struct HoldShares {
     /// The mode in which it was granted; see [`mode`](Hold::mode).
@@ -87,6 +98,7 @@ impl HoldShares {
     }
 
     pub(super) fn carriage(&self) -> Carriage {
+        // `Begun` for any other number, which nothing stores.
         let state = self.carriage.load(Ordering::Acquire);
         [Carriage::Done, Carriage::Failed]
             .into_iter()
@@ -110,6 +122,7 @@ impl Hold {
     /// Has a hold that is held alone count as a reader's from now on, and for good. Returns `false` if another share
     /// may rely on being alone.
     pub(in crate::engine) fn read_only(&self) -> bool {
+        // No other mark: a hold that is handed over is left as it was granted.
         self.mark_only_share(READS, 0).is_ok()
     }
 
@@ -166,7 +179,8 @@ impl Hold {
 
     /// Makes a plain share a nested one. Returns how many there are of these.
     pub(in crate::engine) fn nest(&self) -> u32 {
-        // One step for both halves of the number, so that it is at no moment without this share.
+        // One step for both halves of the number, so that it is at no moment without this share. The nested half stays
+        // far below the flags, since `max_depth` is at most 10 000.
         let step = ShareKind::Nested.one() - ShareKind::Plain.one();
         ShareKind::Nested.count(self.shares.count.fetch_add(step, Ordering::AcqRel) + step)
     }
@@ -176,8 +190,15 @@ impl Hold {
         self.shares.count.load(Ordering::Acquire) & !FLAGS == ShareKind::Plain.one()
     }
 
-    /// Counts one guard less. Returns whether it was the last one, which has to release the lock.
-    pub(in crate::engine) fn unshare(&self, kind: ShareKind) -> bool {
-        self.shares.count.fetch_sub(kind.one(), Ordering::AcqRel) & !FLAGS == kind.one()
+    /// Counts one guard less, and returns what is left.
+    pub(in crate::engine) fn unshare(&self, kind: ShareKind) -> Unshared {
+        // Release and acquire: the last guard releases the lock after all that the others did under it.
+        let before = self.shares.count.fetch_sub(kind.one(), Ordering::AcqRel);
+        // The flag of that very step: one that is taken back later has `uncarry` see that no guard is left.
+        match before & !FLAGS == kind.one() {
+            true if before & CARRIED != 0 => Unshared::Carried,
+            true => Unshared::Last,
+            false => Unshared::More,
+        }
     }
 }

@@ -55,6 +55,8 @@ impl LocalValidity {
     #[inline]
     pub(super) fn condition(&self, now: impl FnOnce() -> Timestamp) -> Option<Condition> {
         match self.state.load(Ordering::Acquire) {
+            // The end before the deadline: a hold that was released in time is not lost later on, and costs no look at
+            // the clock.
             RELEASED => Some(Condition::Released),
             LOST => Some(Condition::Lost),
             _ if now() >= self.deadline() => None,
@@ -112,6 +114,8 @@ impl LocalValidity {
 
     /// Moves the deadline, but never to an earlier one: the hold was confirmed by a request sent at `sent`.
     pub(super) fn extend(&self, deadline: Timestamp, sent: Timestamp) {
+        // The deadline first: a reader between the two takes the lease that runs for a whole one, and not for a first
+        // one, whose renewals follow each other closely.
         self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
         self.confirmed_at.fetch_max(sent.as_nanos(), Ordering::AcqRel);
     }
@@ -119,6 +123,7 @@ impl LocalValidity {
     /// Notes that the hold can be relied on again, unless it has ended.
     pub(super) fn confirm(&self) {
         self.at_risk.store(false, Ordering::Release);
+        // From suspect alone: a loss or a release that came meanwhile stands.
         let _ = self.state.compare_exchange(SUSPECT, HELD, Ordering::AcqRel, Ordering::Acquire);
     }
 

@@ -204,3 +204,84 @@ async fn nobody_asks_while_the_lock_is_left_to_others() {
     a.ask();
     assert!(is_ready(a.may_listen()));
 }
+
+/// Waiters of one key, of which those at these places only read.
+fn waiters<'a>(line: &'a WaitQueue, key: &'a Key, count: usize, readers: &[usize]) -> Vec<Ticket<'a>> {
+    let waiters: Vec<_> = (0..count).map(|_| line.join(key, None)).collect();
+    readers.iter().for_each(|reader| waiters[*reader].reads());
+    waiters
+}
+
+fn which_may_ask(waiters: &[Ticket<'_>]) -> Vec<usize> {
+    (0..waiters.len()).filter(|place| is_ready(waiters[*place].turn())).collect()
+}
+
+#[tokio::test]
+async fn a_grant_to_a_reader_invites_the_other_readers_past_a_writer_and_only_once() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let mut waiters = waiters(&line, &key, 5, &[0, 1, 3, 4]);
+    waiters[0].ask();
+    assert_eq!(which_may_ask(&waiters[1..]), [] as [usize; 0]);
+    let first = waiters.remove(0);
+    first.invite_readers();
+    first.tell();
+    drop(first);
+    assert_eq!(which_may_ask(&waiters), [0, 2, 3], "the writer is not first yet");
+    // Invited and busy: the next grant invites it again, and no other one.
+    waiters[0].ask();
+    waiters[0].poll_after(Duration::from_secs(60));
+    waiters[2].ask();
+    waiters[2].poll_after(Duration::from_secs(60));
+    assert_eq!(which_may_ask(&waiters), [3]);
+    let last = waiters.pop().unwrap();
+    last.ask();
+    last.invite_readers();
+    drop(last);
+    assert_eq!(which_may_ask(&waiters), [0, 2]);
+    drop(waiters);
+    assert!(!line.has(&key));
+}
+
+#[tokio::test]
+async fn an_invited_reader_that_leaves_takes_nothing_with_it() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let mut waiters = waiters(&line, &key, 3, &[1, 2]);
+    waiters[0].ask();
+    waiters[0].poll_after(Duration::from_secs(60));
+    waiters[0].invite_readers();
+    assert_eq!(which_may_ask(&waiters), [1, 2]);
+    drop(waiters.remove(1));
+    assert_eq!(which_may_ask(&waiters), [1]);
+    waiters[1].ask();
+    assert_eq!(which_may_ask(&waiters), [] as [usize; 0], "it has asked");
+    waiters[1].invite_readers();
+    assert_eq!(which_may_ask(&waiters), [] as [usize; 0], "it awaits its answer");
+    line.released(&key);
+    assert_eq!(which_may_ask(&waiters), [0], "the first alone is woken by a release");
+}
+
+#[tokio::test]
+async fn a_writer_that_asks_has_one_reader_ask_beside_it() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let waiters = waiters(&line, &key, 4, &[2, 3]);
+    waiters[0].ask();
+    assert_eq!(which_may_ask(&waiters), [2]);
+    waiters[2].ask();
+    waiters[2].poll_after(Duration::from_secs(60));
+    assert_eq!(which_may_ask(&waiters[1..]), [] as [usize; 0], "it was busy");
+}
+
+#[tokio::test]
+async fn one_grant_invites_no_more_readers_than_may_ask_in_vain() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let waiters = waiters(&line, &key, 2 * INVITED + 1, &(0..=2 * INVITED).collect::<Vec<_>>());
+    waiters[0].ask();
+    waiters[0].invite_readers();
+    assert_eq!(which_may_ask(&waiters), (1..=INVITED).collect::<Vec<_>>());
+    waiters[1].invite_readers();
+    assert_eq!(which_may_ask(&waiters).len(), 2 * INVITED);
+}

@@ -1,0 +1,51 @@
+//! One waiter, and what it is offered while it waits.
+
+use std::task::Waker;
+use std::time::Duration;
+
+use super::Offer;
+
+/// A waiter in the queue of its key.
+#[derive(Default)]
+pub(super) struct Waiter {
+    pub(super) before: Option<usize>,
+    pub(super) after: Option<usize>,
+    pub(super) waker: Option<Waker>,
+    /// A release was taken as the reason to ask, and there is no answer yet.
+    pub(super) owes_an_answer: bool,
+    pub(super) reader: Reader,
+    /// The lease of the lock that it would take from the section before; `None` while it asks by itself.
+    pub(super) takes: Option<Duration>,
+    pub(super) offer: Option<(Duration, Offer)>,
+}
+
+/// What a waiter that only reads does about a grant to another reader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reader {
+    /// Nothing: it does not only read.
+    #[default]
+    No,
+    /// It awaits an invitation.
+    Waits,
+    /// It is to ask, wherever it stands.
+    Invited,
+    /// Nothing: it has asked, and there is no answer yet.
+    Asks,
+}
+
+impl Waiter {
+    /// Is `true` if it need not be the first to go on.
+    pub(super) fn is_called(&self) -> bool {
+        self.offer.is_some() || self.reader == Reader::Invited
+    }
+
+    /// Hands the lock to the waiter, or returns it if the waiter accepts no lock with this lease.
+    pub(super) fn put(&mut self, (lease, offer): (Duration, Offer)) -> Result<(), (Duration, Offer)> {
+        // Only the very lease: the hold that follows lives by the lease of the claim, which no request changes.
+        if self.takes != Some(lease) {
+            return Err((lease, offer));
+        }
+        (self.takes, self.offer) = (None, Some((lease, offer)));
+        Ok(())
+    }
+}
