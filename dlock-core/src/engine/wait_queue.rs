@@ -122,6 +122,8 @@ struct Left {
     waker: Option<Waker>,
     /// The waker of the waiter that is the first now.
     next: Option<Waker>,
+    /// The waker of the reader that is invited in its place.
+    invited: Option<Waker>,
     /// A lock that was handed over, and that the next waiter does not take either.
     offer: Option<(Duration, Offer)>,
 }
@@ -280,11 +282,21 @@ impl Shard {
         self.waiters[line.first].waker.take()
     }
 
-    /// Notes what a waiter does, if it only reads.
-    fn answers_invitation(&mut self, key: &Key, place: usize, reader: Reader) {
+    /// Notes that a waiter asks, if it only reads.
+    fn asks_as_reader(&mut self, key: &Key, place: usize) {
         if self.waiters.get(place).is_some_and(|waiter| waiter.reader != Reader::No) {
-            self.set_reader(key, place, reader);
+            self.set_reader(key, place, Reader::Asks);
         }
+    }
+
+    /// Notes that a waiter has its answer, if it only reads. Returns whether it does. An invitation that came since it
+    /// joined is left to it: its answer may be older.
+    fn answered_as_reader(&mut self, key: &Key, place: usize) -> bool {
+        let has_asked = self.waiters.get(place).is_some_and(|waiter| waiter.reader == Reader::Asks);
+        if has_asked {
+            self.set_reader(key, place, Reader::Waits);
+        }
+        has_asked
     }
 
     fn set_reader(&mut self, key: &Key, place: usize, reader: Reader) {
@@ -357,7 +369,9 @@ impl Shard {
                 }
             }
         }
-        Left { waker, next: next_waker, offer }
+        // An invitation that was not answered is one for the next reader: it may be the only one.
+        let invited = if reader == Reader::Invited { self.invite_readers(key, 1).pop() } else { None };
+        Left { waker, next: next_waker, invited, offer }
     }
 }
 
@@ -537,7 +551,7 @@ impl Ticket<'_> {
     pub(super) fn ask(&self) {
         let reader = {
             let mut shard = self.shard();
-            shard.answers_invitation(self.key, self.place, Reader::Asks);
+            shard.asks_as_reader(self.key, self.place);
             let Shard { lines, waiters } = &mut *shard;
             let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) else { return };
             line.asked();
@@ -580,7 +594,7 @@ impl Ticket<'_> {
     /// Notes the answer that the lock has a holder: it is asked for again after this pause at the latest.
     pub(super) fn poll_after(&self, pause: Duration) {
         let mut shard = self.shard();
-        shard.answers_invitation(self.key, self.place, Reader::Waits);
+        shard.answered_as_reader(self.key, self.place);
         let Shard { lines, waiters } = &mut *shard;
         if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
             // A release meanwhile may have left the lock to other processes, which goes before the pause of this
@@ -588,6 +602,14 @@ impl Ticket<'_> {
             line.due_at = line.back_until.or_else(|| Some(Instant::now() + pause));
             waiters[self.place].owes_an_answer = false;
         }
+    }
+
+    /// Has this reader, which asked past others and got no answer, wait for its turn or another invitation. Returns
+    /// `false` if it is the first, or does not only read: that one asks again by itself.
+    pub(super) fn back_in_line(&self) -> bool {
+        let mut shard = self.shard();
+        let is_first = shard.lines.get(self.key).is_some_and(|line| line.first == self.place);
+        !is_first && shard.answered_as_reader(self.key, self.place)
     }
 
     /// Leaves the queue with the lock. The next waiter waits for its release, and asks by itself after `pause`.
@@ -604,7 +626,7 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        let Left { waker, next, offer } = self.shard().leave(self.key, self.place, self.won);
+        let Left { waker, next, invited, offer } = self.shard().leave(self.key, self.place, self.won);
         // Last: a release that reads zero here notifies no waiter. A waiter that joins meanwhile stands behind this
         // one, in a queue that is taken to know of all releases, and would not compare the counts.
         self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -612,6 +634,7 @@ impl Drop for Ticket<'_> {
         // The next waiter did not want the lock: dropping it has it released.
         drop(offer);
         wake(next);
+        wake(invited);
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dlock_core::backend::{Capabilities, Validity};
 use dlock_core::{Clock, ErrorKind, Failure, Locks, Memory, Wait};
+use dlock_testkit::wire::{Wire, Wired};
 
 use crate::owners::poll_once;
 use crate::script::{Answer, Call, Scripted};
@@ -215,17 +216,19 @@ async fn a_grant_to_a_reader_lets_in_the_readers_behind_a_writer_of_this_process
     let memory = Memory::new();
     let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory));
     let held = theirs.lock("k").acquire().await.unwrap();
-    let waiter = async |reads: bool| {
+    let waiter = |reads: bool| {
         let lock = ours.lock("k").with_wait(Wait::Forever);
         let lock = if reads { lock.read() } else { lock };
-        let waiting = tokio::spawn(async move { lock.acquire().await.unwrap() });
-        // Until it stands in the queue: nothing else runs.
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        waiting
+        tokio::spawn(async move { lock.acquire().await.unwrap() })
     };
-    let first = waiter(true).await;
-    let writer = waiter(false).await;
-    let others = [waiter(true).await, waiter(true).await];
+    let first = waiter(true);
+    // Until it stands in the queue: nothing else runs.
+    let stands = || tokio::time::sleep(Duration::from_millis(20));
+    stands().await;
+    let writer = waiter(false);
+    stands().await;
+    let others = [waiter(true), waiter(true)];
+    stands().await;
     held.release().await.unwrap();
     let readers = async {
         let [second, third] = others;
@@ -237,4 +240,46 @@ async fn a_grant_to_a_reader_lets_in_the_readers_behind_a_writer_of_this_process
         reader.release().await.unwrap();
     }
     writer.await.unwrap().release().await.unwrap();
+}
+
+/// The servers go away between a grant to a reader and the requests of the readers that it invited.
+#[tokio::test(start_paused = true)]
+async fn invited_readers_leave_servers_that_are_away_to_the_first_of_them() {
+    let memory = Memory::new();
+    let wire = Wire::default();
+    let ours = Locks::new(Wired::new(memory.clone(), wire.clone()));
+    let theirs = Locks::new(memory);
+    let held = theirs.lock("k").acquire().await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        let lock = ours.lock("k").read().with_wait(Wait::Forever);
+        let is_first = waiting.is_empty();
+        let wire = wire.clone();
+        waiting.push(tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            if is_first {
+                wire.cut();
+            }
+            guard
+        }));
+        // Until it stands in the queue: nothing else runs.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    held.release().await.unwrap();
+    let guards = tokio::spawn(async move {
+        let mut guards = Vec::new();
+        for reader in waiting {
+            guards.push(reader.await.unwrap());
+        }
+        guards
+    });
+    // The invited readers have asked once, and the pauses of the first grow to a second.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = wire.attempts();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let during = wire.attempts() - before;
+    assert!((5..=60).contains(&during), "{during} requests");
+    wire.mend();
+    let guards = tokio::time::timeout(Duration::from_secs(5), guards).await.expect("all of them read");
+    assert_eq!(guards.unwrap().len(), 20);
 }

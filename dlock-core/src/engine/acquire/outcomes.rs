@@ -216,17 +216,25 @@ impl<'a> Acquire<'a> {
             Pause::Away(failed) => (failed, false),
             Pause::Refused(failed) => (failed, true),
         };
-        // Joined before the pause: waiters that come during it stand behind this one.
-        let joined = joins.then(|| self.join(0, None));
+        // Joined before the pause: waiters that come during it stand behind this one. A reader that was invited past
+        // others goes back to its place: the first of them asks servers that cannot answer, and not each.
+        let joined = match joins {
+            true => Some((0, self.join(0, None))),
+            false if self.unsettled.may_stand() => None,
+            false => line.take_if(|(_, ticket)| ticket.back_in_line()),
+        };
+        if let Some((_, ticket)) = &joined {
+            self.step_back(ticket)?;
+        }
         let pause = match is_refused {
             false => self.pauses().failures.pause(fraction()),
             true => self.refusals().pause(&failure),
         };
         // A refusal is followed by a long pause: a release in this process is worth another look.
-        let ticket = line.as_ref().map(|(_, ticket)| ticket).or(joined.as_ref());
+        let ticket = line.as_ref().or(joined.as_ref()).map(|(_, ticket)| ticket);
         let failure = pause_after(engine, until, failure, pause, ticket).await?;
-        let Some(ticket) = joined else { return Ok(Some(failure)) };
-        scope::refuse_own(&self.specs[0])?;
+        let Some((place, ticket)) = joined else { return Ok(Some(failure)) };
+        scope::refuse_own(&self.specs[place])?;
         self.span.wait();
         match Box::pin(within(engine, self.limits.patient_until, ticket.turn())).await {
             Err(end) if end.kind() == ErrorKind::TimedOut => return Err(failure),
@@ -236,7 +244,7 @@ impl<'a> Acquire<'a> {
         if !self.leaves_time_for_an_answer(Some(&ticket)).await? {
             return Err(failure);
         }
-        *line = Some((0, ticket));
+        *line = Some((place, ticket));
         self.span.turn();
         Ok(Some(failure))
     }

@@ -285,3 +285,67 @@ async fn one_grant_invites_no_more_readers_than_may_ask_in_vain() {
     waiters[1].invite_readers();
     assert_eq!(which_may_ask(&waiters).len(), 2 * INVITED);
 }
+
+#[tokio::test]
+async fn an_invitation_between_the_place_in_the_queue_and_the_pause_is_kept() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let waiters = waiters(&line, &key, 2, &[1]);
+    // The second has asked before it joined, and notes the answer after the first invited it.
+    waiters[0].ask();
+    waiters[1].poll_after(Duration::from_secs(60));
+    assert_eq!(which_may_ask(&waiters), [1]);
+}
+
+#[tokio::test]
+async fn an_invited_reader_that_leaves_before_it_asks_passes_the_invitation_on() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let mut waiters = waiters(&line, &key, 3, &[1, 2]);
+    waiters[0].ask();
+    waiters[0].poll_after(Duration::from_secs(60));
+    assert_eq!(which_may_ask(&waiters), [1]);
+    drop(waiters.remove(1));
+    assert_eq!(which_may_ask(&waiters), [1]);
+    drop(waiters.pop());
+    assert_eq!(which_may_ask(&waiters), [] as [usize; 0]);
+}
+
+#[tokio::test]
+async fn any_order_of_steps_leaves_the_number_of_readers_right() {
+    let key = Key::new("k").unwrap();
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 40).unwrap() % below
+    };
+    for _ in 0..500 {
+        let line = WaitQueue::default();
+        let mut waiters: Vec<Ticket<'_>> = Vec::new();
+        for _ in 0..60 {
+            if waiters.is_empty() || random(5) == 0 {
+                let waiter = line.join(&key, None);
+                if random(3) > 0 {
+                    waiter.reads();
+                }
+                waiters.push(waiter);
+            } else {
+                let place = random(waiters.len());
+                match random(9) {
+                    0 | 1 => waiters[place].ask(),
+                    2 | 3 => waiters[place].poll_after(Duration::from_secs(60)),
+                    4 => waiters[place].invite_readers(),
+                    5 => _ = waiters[place].back_in_line(),
+                    6 => drop(waiters.remove(place)),
+                    7 => waiters.remove(place).win(Duration::from_secs(5)),
+                    _ => line.released(&key),
+                }
+            }
+            let shard = line.shard(WaitQueue::hash(&key) % SHARDS);
+            let readers = shard.waiters.iter().filter(|(_, waiter)| waiter.reader == Reader::Waits).count();
+            assert_eq!(shard.lines.get(&key).map_or(0, |line| line.readers), readers);
+        }
+    }
+}
