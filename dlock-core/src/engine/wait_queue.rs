@@ -17,9 +17,7 @@
 //! offered    offer        takes the lock, and asks nothing       take_offer; leaves: the next is offered it
 //! ```
 //!
-//! A grant to a reader is one for other readers too: each of them that waits here is invited to ask, wherever it
-//! stands. And where a writer is the first, it may be the readers' turn all the same: when it asks, one of them is
-//! invited too.
+//! Readers are also invited to ask beside others, see [`readers`].
 //!
 //! * The state of a lock belongs to its queue, not to its first waiter: when that leaves, the next waiter knows when to
 //!   ask, and asks no earlier.
@@ -29,6 +27,7 @@
 //!   leaves it to the next.
 //! * A release between an answer and the place in the queue is not missed: releases are counted, and `join` compares.
 
+mod readers;
 mod waiter;
 
 use std::any::Any;
@@ -41,7 +40,6 @@ use std::time::Duration;
 use foldhash::fast::RandomState;
 use foldhash::quality::FixedState;
 use slab::Slab;
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::backend::Backoff;
@@ -51,7 +49,8 @@ use crate::runtime::timer::Timers;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Waiters;
-use waiter::{Reader, Waiter};
+use readers::Reader;
+use waiter::Waiter;
 
 /// The number of shards. Keys of different shards do not wait for each other.
 const SHARDS: usize = 32;
@@ -63,9 +62,6 @@ const COUNTERS: usize = 512;
 /// it finds the lock held, so that a queue whose waiters give up one after the other polls no more than a queue whose
 /// first waiter stays.
 const MISSED_AFTER: Duration = Duration::from_millis(20);
-/// The number of readers that one grant invites at most. Each of these grants invites others, so that a crowd is served
-/// in a few rounds, and where a writer came before them, no more than so many requests were in vain.
-const INVITED: usize = 64;
 /// A shard that had more waiters than this frees its memory when all have left.
 const KEPT: usize = 256;
 
@@ -282,48 +278,6 @@ impl Shard {
         self.waiters[line.first].waker.take()
     }
 
-    /// Notes that a waiter asks, if it only reads.
-    fn asks_as_reader(&mut self, key: &Key, place: usize) {
-        if self.waiters.get(place).is_some_and(|waiter| waiter.reader != Reader::No) {
-            self.set_reader(key, place, Reader::Asks);
-        }
-    }
-
-    /// Notes that a waiter has its answer, if it only reads. Returns whether it does. An invitation that came since it
-    /// joined is left to it: its answer may be older.
-    fn answered_as_reader(&mut self, key: &Key, place: usize) -> bool {
-        let has_asked = self.waiters.get(place).is_some_and(|waiter| waiter.reader == Reader::Asks);
-        if has_asked {
-            self.set_reader(key, place, Reader::Waits);
-        }
-        has_asked
-    }
-
-    fn set_reader(&mut self, key: &Key, place: usize, reader: Reader) {
-        let (Some(waiter), Some(line)) = (self.waiters.get_mut(place), self.lines.get_mut(key)) else {
-            return;
-        };
-        line.readers -= usize::from(waiter.reader == Reader::Waits);
-        line.readers += usize::from(reader == Reader::Waits);
-        waiter.reader = reader;
-    }
-
-    /// Invites readers of `key` to ask, the first of them first, and `most` of them. Returns them, to be woken.
-    fn invite_readers(&mut self, key: &Key, most: usize) -> SmallVec<[Waker; 4]> {
-        let mut wakers = SmallVec::new();
-        let Some(line) = self.lines.get_mut(key) else { return wakers };
-        let (mut next, mut left) = (Some(line.first), line.readers.min(most));
-        while let Some(waiter) = next.filter(|_| left > 0).and_then(|place| self.waiters.get_mut(place)) {
-            next = waiter.after;
-            if waiter.reader == Reader::Waits {
-                waiter.reader = Reader::Invited;
-                (left, line.readers) = (left - 1, line.readers - 1);
-                wakers.extend(waiter.waker.take());
-            }
-        }
-        wakers
-    }
-
     fn leave(&mut self, key: &Key, place: usize, won: bool) -> Left {
         // A ticket leaves once, so that its place is there.
         let Some(left) = self.waiters.try_remove(place) else { return Left::default() };
@@ -470,11 +424,6 @@ impl Ticket<'_> {
         }
     }
 
-    /// Lets this waiter, which only reads, be invited by other readers' grants.
-    pub(super) fn reads(&self) {
-        self.shard().set_reader(self.key, self.place, Reader::Waits);
-    }
-
     /// Accepts a lock with this lease from the section before, until this waiter asks by itself.
     pub(super) fn accept(&self, lease: Duration) {
         if let Some(waiter) = self.shard().waiters.get_mut(self.place) {
@@ -567,14 +516,6 @@ impl Ticket<'_> {
         wake(reader);
     }
 
-    /// Has readers ask at once, since one of them was granted the lock.
-    pub(super) fn invite_readers(&self) {
-        let readers = self.shard().invite_readers(self.key, INVITED);
-        for reader in readers {
-            wake(Some(reader));
-        }
-    }
-
     /// Has the first waiter ask at once.
     pub(super) fn tell(&self) {
         let first = self.shard().tell(self.key);
@@ -602,14 +543,6 @@ impl Ticket<'_> {
             line.due_at = line.back_until.or_else(|| Some(Instant::now() + pause));
             waiters[self.place].owes_an_answer = false;
         }
-    }
-
-    /// Has this reader, which asked past others and got no answer, wait for its turn or another invitation. Returns
-    /// `false` if it is the first, or does not only read: that one asks again by itself.
-    pub(super) fn back_in_line(&self) -> bool {
-        let mut shard = self.shard();
-        let is_first = shard.lines.get(self.key).is_some_and(|line| line.first == self.place);
-        !is_first && shard.answered_as_reader(self.key, self.place)
     }
 
     /// Leaves the queue with the lock. The next waiter waits for its release, and asks by itself after `pause`.

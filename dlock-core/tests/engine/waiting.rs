@@ -212,9 +212,11 @@ async fn a_turn_that_comes_too_late_for_an_answer_is_a_timeout_and_leaves_no_dou
 
 /// The writer stands between the readers in the queue of this process, and asks while all of them read.
 #[tokio::test(start_paused = true)]
-async fn a_grant_to_a_reader_lets_in_the_readers_behind_a_writer_of_this_process() {
-    let memory = Memory::new();
-    let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory));
+async fn a_grant_to_a_reader_lets_in_the_readers_behind_a_writer_and_each_asks_once() {
+    const READERS: u64 = 10;
+    let (memory, wire) = (Memory::new(), Wire::default());
+    let ours = Locks::new(Wired::new(memory.clone(), wire.clone()));
+    let theirs = Locks::new(memory);
     let held = theirs.lock("k").acquire().await.unwrap();
     let waiter = |reads: bool| {
         let lock = ours.lock("k").with_wait(Wait::Forever);
@@ -227,15 +229,21 @@ async fn a_grant_to_a_reader_lets_in_the_readers_behind_a_writer_of_this_process
     stands().await;
     let writer = waiter(false);
     stands().await;
-    let others = [waiter(true), waiter(true)];
+    let others: Vec<_> = (1..READERS).map(|_| waiter(true)).collect();
     stands().await;
+    let before = wire.attempts();
     held.release().await.unwrap();
     let readers = async {
-        let [second, third] = others;
-        [first.await.unwrap(), second.await.unwrap(), third.await.unwrap()]
+        let mut readers = vec![first.await.unwrap()];
+        for other in others {
+            readers.push(other.await.unwrap());
+        }
+        readers
     };
     let readers = tokio::time::timeout(Duration::from_secs(5), readers).await.expect("all of them read");
     assert!(!writer.is_finished());
+    // One of each reader, and one of the writer as it becomes the first.
+    assert_eq!(wire.attempts() - before, READERS + 1);
     for reader in readers {
         reader.release().await.unwrap();
     }

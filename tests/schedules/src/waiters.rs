@@ -145,7 +145,9 @@ impl Shared {
         match reads {
             true => {
                 ticket.invite_readers();
-                ticket.tell();
+                if ticket.is_first() {
+                    ticket.tell();
+                }
                 drop(ticket);
             }
             false => ticket.win(HOUR),

@@ -99,7 +99,10 @@ impl<'a> Acquire<'a> {
         if mode == Mode::Shared {
             ticket.invite_readers();
         }
-        ticket.tell();
+        // A reader that asked past others leaves the first of them to its own pace: nothing was released.
+        if ticket.is_first() {
+            ticket.tell();
+        }
     }
 
     /// Returns whether a lock may be passed on to this acquire: only one that is held alone, and not while something of

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 
+use super::readers::{INVITED, LOOKED_AT, Reader};
 use super::*;
 
 /// Is `true` if this resolves now.
@@ -284,6 +285,16 @@ async fn one_grant_invites_no_more_readers_than_may_ask_in_vain() {
     assert_eq!(which_may_ask(&waiters), (1..=INVITED).collect::<Vec<_>>());
     waiters[1].invite_readers();
     assert_eq!(which_may_ask(&waiters).len(), 2 * INVITED);
+}
+
+#[tokio::test]
+async fn readers_are_not_looked_for_behind_thousands_of_writers() {
+    let line = WaitQueue::default();
+    let key = Key::new("k").unwrap();
+    let waiters = waiters(&line, &key, LOOKED_AT + 1, &[LOOKED_AT - 1, LOOKED_AT]);
+    waiters[0].ask();
+    waiters[0].invite_readers();
+    assert_eq!(which_may_ask(&waiters[1..]), [LOOKED_AT - 2], "the last one alone is too far behind");
 }
 
 #[tokio::test]

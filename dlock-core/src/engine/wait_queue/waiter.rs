@@ -4,6 +4,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::Offer;
+use super::readers::Reader;
 
 /// A waiter in the queue of its key.
 #[derive(Default)]
@@ -17,20 +18,6 @@ pub(super) struct Waiter {
     /// The lease of the lock that it would take from the section before; `None` while it asks by itself.
     pub(super) takes: Option<Duration>,
     pub(super) offer: Option<(Duration, Offer)>,
-}
-
-/// What a waiter that only reads does about a grant to another reader.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Reader {
-    /// Nothing: it does not only read.
-    #[default]
-    No,
-    /// It awaits an invitation.
-    Waits,
-    /// It is to ask, wherever it stands.
-    Invited,
-    /// Nothing: it has asked, and there is no answer yet.
-    Asks,
 }
 
 impl Waiter {
