@@ -1,4 +1,12 @@
-//! Key templates: text with placeholders that name the function's arguments.
+//! Key templates: text with placeholders that name the function's arguments, as in `"room_<id>"`.
+//!
+//! ```text
+//! literal --pieces--> text and placeholders --to_key--> format_args!("room_{}", id)
+//! ```
+//!
+//! `pieces` refuses what is no template: an empty, unclosed or misspelt placeholder, two without text between them,
+//! more than 512 bytes of text, a NUL. `to_key` refuses the name of no argument. All of these are errors of the
+//! compiler; the finished key is checked at run time, by `Key::new` of dlock-core.
 
 use crate::error::Mistakes;
 use crate::function::Function;

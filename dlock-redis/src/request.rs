@@ -206,7 +206,8 @@ pub(crate) enum Answer {
     /// Of a renewal, downgrade or withdrawal: `true` if the token held the lock.
     Done(bool),
     /// The lock was withdrawn, and its release published to this number of connections, this process's among them.
-    Awaited(u32),
+    /// `reader` is `true` if a reader has left its mark.
+    Awaited { listening: u32, reader: bool },
     /// The server refused the request with this text.
     Refused(String),
     /// The slot is being moved, so that lock and counter may lie on two servers. Nothing was changed.
@@ -226,7 +227,10 @@ impl Answer {
             Self::Done(true) => Ok(Withdrawal::REMOVED),
             // One listening connection is this process's own. It counts as well: most times this process has waiters
             // too.
-            Self::Awaited(listening) => Ok(Withdrawal::REMOVED.with_others_waiting((listening - 1).max(1))),
+            Self::Awaited { listening, reader } => {
+                let others = (listening - 1).max(1);
+                Ok(Withdrawal::REMOVED.with_others_waiting(others).with_reader_waiting(*reader))
+            }
             Self::Done(false) => Ok(Withdrawal::ABSENT),
             _ => Err(senseless()),
         }

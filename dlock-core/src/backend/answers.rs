@@ -170,20 +170,45 @@ pub struct Withdrawal {
     /// may still take effect: the engine withdraws again until it is settled, or the lease and a request timeout have
     /// passed.
     pub settled: bool,
-    /// The least number of other processes that were seen to wait for the lock while it was held: 1 if the backend only
-    /// knows that there are such.
-    pub others_waiting: u32,
+    /// The waiters of other processes that were seen while the lock was held.
+    pub others_waiting: OthersWaiting,
+}
+
+/// The waiters of other processes, as far as a backend saw them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OthersWaiting {
+    /// The least number of other processes that wait: 1 if the backend only knows that there are such.
+    pub count: u32,
+    /// Is `true` if a reader was seen to wait, perhaps one of this process.
+    pub reader: bool,
+}
+
+impl OthersWaiting {
+    /// No process was seen to wait.
+    pub const NONE: Self = Self { count: 0, reader: false };
+
+    /// Joins what two answers say, of which the later may be about a lock that was free already.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self { count: self.count.max(other.count), reader: self.reader || other.reader }
+    }
 }
 
 impl Withdrawal {
     /// The claim had something on the server, which is gone now.
-    pub const REMOVED: Self = Self { removed: true, settled: true, others_waiting: 0 };
+    pub const REMOVED: Self = Self { removed: true, settled: true, others_waiting: OthersWaiting::NONE };
     /// The claim had nothing on the server.
-    pub const ABSENT: Self = Self { removed: false, settled: true, others_waiting: 0 };
+    pub const ABSENT: Self = Self { removed: false, settled: true, others_waiting: OthersWaiting::NONE };
 
     /// Sets the least number of other processes that were seen to wait for the lock.
     pub const fn with_others_waiting(mut self, count: u32) -> Self {
-        self.others_waiting = count;
+        self.others_waiting.count = count;
+        self
+    }
+
+    /// Sets whether a reader was seen to wait for the lock.
+    pub const fn with_reader_waiting(mut self, waits: bool) -> Self {
+        self.others_waiting.reader = waits;
         self
     }
 

@@ -85,7 +85,9 @@ use tokio::runtime::Handle;
 
 pub use self::administration::{Administration, Unadministered};
 pub use self::announcements::Announcements;
-pub use self::answers::{Attempt, BatchAttempt, Busy, Forced, Grant, Renewed, Validity, Withdrawal};
+pub use self::answers::{
+    Attempt, BatchAttempt, Busy, Forced, Grant, OthersWaiting, Renewed, Validity, Withdrawal,
+};
 pub use self::backoff::Backoff;
 pub use self::boxed::{BoxedFuture, boxed};
 pub use self::capabilities::Capabilities;

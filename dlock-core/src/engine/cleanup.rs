@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Backoff, Withdrawal};
+use crate::backend::{Backoff, OthersWaiting, Withdrawal};
 use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
@@ -92,7 +92,7 @@ impl Cleanup {
         let mut plan = self.plan(clock.now());
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut refusals = Backoff::of_refusals();
-        let mut others_waiting = 0;
+        let mut others_waiting = OthersWaiting::NONE;
         loop {
             // Taken anew each time: of a cooldown, the rest goes with each request.
             let left = plan.leaves_for(clock.now());
@@ -101,8 +101,8 @@ impl Cleanup {
             if let Ok(withdrawal) = &answer {
                 // Any answer proves that the backend is there, whatever it found.
                 engine.registry.contacted(clock.now());
-                // The largest count: the answer to a repetition, which finds nothing, may count no waiter.
-                others_waiting = withdrawal.others_waiting.max(others_waiting);
+                // Of all answers: that to a repetition, which finds nothing, may count no waiter.
+                others_waiting = others_waiting.or(withdrawal.others_waiting);
             }
             // Listens before it looks whether the locks are shut down: a shutdown between the two is not missed.
             let shut = engine.registry.shut();

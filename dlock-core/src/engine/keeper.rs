@@ -8,6 +8,7 @@
 //!           ┌─────────────────── the time of the next look, or a hold that is due earlier ───────────────────┐
 //!           ▼                                                                                                │
 //!   look at the registry ──┬── renewals that are due ──▶ a task each ──▶ replan ─────────────────────────────┤
+//!                          ├── past its deadline ──────▶ lost, which wakes `lost()` and `ended()`            │
 //!                          ├── kept and overdue ───────▶ given up                                            │
 //!                          └── then: tasks of the inbox, each spawned ───────────────────────────────────────┘
 //! ```

@@ -35,7 +35,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
-use crate::backend::{Backoff, Capabilities, ClaimHost, ClaimRequest, Entropy, Host, Occupancy};
+use crate::backend::{
+    Backoff, Capabilities, ClaimHost, ClaimRequest, Entropy, Host, Occupancy, OthersWaiting,
+};
 use crate::clock::Clock;
 use crate::engine::attended::Attendance;
 use crate::engine::bounds::RoundTrip;
@@ -250,7 +252,7 @@ impl Engine {
 
     /// Reports a release: the first waiter here may ask, unless this process had the lock for as long as it may while
     /// others wait elsewhere.
-    pub(crate) fn released(&self, key: &Key, tenure: Option<Tenure>, others_waiting: u32) {
+    pub(crate) fn released(&self, key: &Key, tenure: Option<Tenure>, others_waiting: OthersWaiting) {
         let now = || self.clock.now();
         // Without a tenure others may hold the lock at the same time, and there is no turn to yield.
         match tenure.and_then(|tenure| self.tenures.released(key, tenure, others_waiting, now)) {

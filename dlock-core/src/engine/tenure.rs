@@ -1,8 +1,10 @@
 //! The bound on how long one process goes on with a lock that others want.
 //!
 //! A tenure is the sections of one process that follow each other, passed on or acquired anew, without another process
-//! between them. Its end is bounded where others wait elsewhere: the process then yields for a moment, so that one of
-//! them has the lock. Where no other process waits, nothing is remembered and the process does not yield.
+//! between them. It ends after 64 sections or 50 ms ([`HandoffLimits`]) where others wait elsewhere: the process then
+//! yields for a moment, so that one of them has the lock. Where no other process is known to wait, nothing is
+//! remembered and the process does not yield; the time alone bounds for how long the lock is passed on without a
+//! request.
 //!
 //! The order of the others depends on how the backend notifies them, and some would be the last each time. So where the
 //! backend counts them, each process lets as many of the releases pass as there are others that wait for longer, after
@@ -10,6 +12,11 @@
 //!
 //! A process that is far away needs a longer moment, and is seen to wait now and then only. So a sighting counts for a
 //! while, and some pauses of a process that finds the lock free after each of them are longer.
+//!
+//! A reader that waits elsewhere is let in at the next release on the server, before all writers, and not while the
+//! lock passes from section to section here. So a process that has seen one passes the lock on for a short time only.
+//! It does not yield for that: where no reader waits at a release, the next section here goes on. Where readers wait
+//! here too, the first of them in line ends the passing on, and no other bound is needed.
 //!
 //! Between two sections of this process a key has one of these states:
 //!
@@ -19,9 +26,11 @@
 //! goes on         tenure                         a grant: one section more; another holder: forgotten
 //! yields          tenure, yields_until           a grant: a new tenure, with its pauses; another holder: see below
 //! yields turns    lets_pass > 0, no tenure       lets_pass releases elsewhere, or lets_pass_until
+//! knows readers   reader_at, no tenure           a grant; REMEMBERED
 //! ```
 //!
-//! Another holder ends the tenure of a process that yields; what is left is its turns, if there are any.
+//! Another holder ends the tenure of a process that yields; what is left is its turns and the reader that it has seen,
+//! if there are any.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -29,6 +38,7 @@ use std::time::Duration;
 use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
+use crate::backend::OthersWaiting;
 use crate::clock::Timestamp;
 use crate::error::Failure;
 use crate::key::Key;
@@ -55,6 +65,10 @@ const REMEMBERED: Duration = Duration::from_secs(1);
 /// The time for which others that were seen to wait are taken to wait: the way to a process that is far and back, and
 /// its own waits on it.
 const SEEN: Duration = Duration::from_millis(250);
+/// The time for which a process passes a lock on where it has seen a reader wait elsewhere within [`REMEMBERED`]. Not
+/// shorter: where most read and some write, a turn of the readers after each writer costs more than it gives, and
+/// writers that follow each other share one.
+const WITH_READERS: Duration = Duration::from_millis(10);
 /// The number of keys from which on entries that are of no use any more are removed.
 const KEYS: usize = 256;
 /// Every so many pauses, one is longer: twice as long as the last such one, up to [`LONGEST_PAUSE`], and then as short
@@ -103,12 +117,14 @@ pub(crate) struct Tenure {
     pauses: u32,
     /// The time at which others were seen to wait.
     seen_at: Option<Timestamp>,
+    /// The time at which a reader was seen to wait.
+    reader_at: Option<Timestamp>,
 }
 
 impl Tenure {
     /// Begins a tenure, with its first section.
     pub(super) const fn begin(now: Timestamp) -> Self {
-        Self { since: now, sections: 1, pauses: 0, seen_at: None }
+        Self { since: now, sections: 1, pauses: 0, seen_at: None, reader_at: None }
     }
 
     /// Adds one section.
@@ -118,12 +134,24 @@ impl Tenure {
 
     /// Is `true` if others were kept waiting for as long as they may be.
     const fn is_over(&self, limits: &HandoffLimits, now: Timestamp) -> bool {
-        self.sections >= limits.sections || self.is_out_of_time(limits, now)
+        self.sections >= limits.sections || now.since(self.since).as_nanos() >= limits.time.as_nanos()
     }
 
-    /// Is `true` if the time is up, which bounds a tenure also where no other process is known to wait.
-    pub(super) const fn is_out_of_time(&self, limits: &HandoffLimits, now: Timestamp) -> bool {
-        now.since(self.since).as_nanos() >= limits.time.as_nanos()
+    /// Is `true` if the next section must be granted by the backend. That bounds a tenure also where no other process
+    /// is known to wait. `readers_wait_here` is asked only where it matters.
+    pub(super) fn ends_passing_on(
+        &self,
+        limits: &HandoffLimits,
+        now: Timestamp,
+        readers_wait_here: impl FnOnce() -> bool,
+    ) -> bool {
+        let time = now.since(self.since);
+        time >= limits.time || time >= WITH_READERS && self.knows_readers(now) && !readers_wait_here()
+    }
+
+    /// Is `true` if a reader was seen to wait, and may wait again.
+    fn knows_readers(&self, now: Timestamp) -> bool {
+        self.reader_at.is_some_and(|at| now.since(at) < REMEMBERED)
     }
 }
 
@@ -152,6 +180,8 @@ struct Recent {
     /// The number of releases by others after which it leaves the lock to them, and until when that counts.
     lets_pass: u32,
     lets_pass_until: Timestamp,
+    /// The time at which a reader was seen to wait.
+    reader_at: Option<Timestamp>,
 }
 
 impl Tenures {
@@ -216,7 +246,9 @@ impl Tenures {
             0 => None,
             _ => self.change(|recent| recent.keys.remove(key)),
         };
-        match before.filter(|before| now.since(before.left_at) < REMEMBERED) {
+        let before = before.filter(|before| now.since(before.left_at) < REMEMBERED);
+        let reader_at = before.as_ref().and_then(|before| before.reader_at);
+        let tenure = match before {
             Some(Recent { tenure: Some(tenure), yields_until: None, .. }) => tenure.next(),
             // This process yielded and still got the lock: no other process waits, or it is too far away to use the
             // gap.
@@ -224,7 +256,8 @@ impl Tenures {
                 Tenure { pauses, seen_at, ..Tenure::begin(now) }
             }
             Some(Recent { tenure: None, .. }) | None => Tenure::begin(now),
-        }
+        };
+        Tenure { reader_at, ..tenure }
     }
 
     /// Notes that another process has the lock.
@@ -233,7 +266,10 @@ impl Tenures {
             self.change(|recent| match recent.keys.get_mut(key) {
                 // The turns outlive the tenure: they are counted by the releases of the others. `yields_until` ends
                 // with it: the lock did go to another process, which is all that the yield was for.
-                Some(of) if of.lets_pass > 0 => (of.tenure, of.yields_until) = (None, None),
+                // So does what is known of readers.
+                Some(of) if of.lets_pass > 0 || of.reader_at.is_some() => {
+                    (of.tenure, of.yields_until) = (None, None);
+                }
                 _ => drop(recent.keys.remove(key)),
             });
         }
@@ -263,31 +299,35 @@ impl Tenures {
         &self,
         key: &Key,
         mut tenure: Tenure,
-        others_waiting: u32,
+        others: OthersWaiting,
         now: impl FnOnce() -> Timestamp,
     ) -> Option<Instant> {
-        if others_waiting == 0 && tenure.seen_at.is_none() {
+        if others == OthersWaiting::NONE && tenure.seen_at.is_none() && tenure.reader_at.is_none() {
             self.ended(key);
             return None;
         }
         // The clock is read only where others are known to wait.
         let now = now();
-        if others_waiting > 0 {
+        if others.count > 0 {
             tenure.seen_at = Some(now);
-        } else if tenure.seen_at.is_none_or(|seen_at| now.since(seen_at) > SEEN) {
-            // Not before: a backend may see a far waiter now and then only, so that the last sighting counts for a
-            // while.
+        }
+        if others.reader {
+            tenure.reader_at = Some(now);
+        }
+        // A backend may see a far waiter now and then only, so that the last sighting counts for a while.
+        let others_wait = tenure.seen_at.is_some_and(|seen_at| now.since(seen_at) <= SEEN);
+        if !others_wait && !tenure.knows_readers(now) {
             self.ended(key);
             return None;
         }
-        let yields_until = tenure.is_over(&self.limits, now).then(|| {
+        let yields_until = (others_wait && tenure.is_over(&self.limits, now)).then(|| {
             tenure.pauses = tenure.pauses.saturating_add(1);
             Instant::now() + self.pause_after(tenure.pauses)
         });
         // One less than wait: the pause itself lets the first of them in. The last of them has its turn at the release
         // after which this process asks at once.
         let lets_pass =
-            if yields_until.is_some() { others_waiting.saturating_sub(1).min(MOST_LET_PASS) } else { 0 };
+            if yields_until.is_some() { others.count.saturating_sub(1).min(MOST_LET_PASS) } else { 0 };
         // Twice a tenure for each of them, which has to learn of its turn, and for the first of them, which the pause
         // lets in.
         let lets_pass_until = now + self.limits.time * 2 * (lets_pass + 1);
@@ -297,8 +337,8 @@ impl Tenures {
                 recent.keys.retain(|_, other| now.since(other.left_at) < REMEMBERED);
                 recent.crowded_at = KEYS.max(recent.keys.len() * 2);
             }
-            let tenure = Some(tenure);
-            let of = Recent { tenure, left_at: now, yields_until, lets_pass, lets_pass_until };
+            let (tenure, reader_at) = (others_wait.then_some(tenure), tenure.reader_at);
+            let of = Recent { tenure, left_at: now, yields_until, lets_pass, lets_pass_until, reader_at };
             recent.keys.insert(key.clone(), of);
         });
         yields_until
@@ -325,6 +365,10 @@ mod tests {
         Timestamp::from_nanos(0) + Duration::from_millis(millis)
     }
 
+    const fn others(count: u32) -> OthersWaiting {
+        OthersWaiting { count, reader: false }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_process_yields_after_its_bound_where_others_wait_and_never_else() {
         let limits = HandoffLimits { sections: 3, time: Duration::from_millis(50) };
@@ -333,9 +377,12 @@ mod tests {
             for section in 1..=3 {
                 let tenure = tenures.granted(&key, at(section));
                 if others_waiting > 0 {
-                    assert_eq!(tenures.released(&key, tenure, 1, || at(section)).is_some(), section == 3);
+                    assert_eq!(
+                        tenures.released(&key, tenure, others(1), || at(section)).is_some(),
+                        section == 3
+                    );
                 } else {
-                    assert!(tenures.released(&key, tenure, 0, || at(section)).is_none());
+                    assert!(tenures.released(&key, tenure, others(0), || at(section)).is_none());
                 }
             }
         }
@@ -344,9 +391,9 @@ mod tests {
         assert!(tenures.yields_until(&key).is_none());
         // No other process wanted it meanwhile: all begins anew.
         let tenure = tenures.granted(&key, at(10));
-        assert!(tenures.released(&key, tenure, 1, || at(11)).is_none());
+        assert!(tenures.released(&key, tenure, others(1), || at(11)).is_none());
         let tenure = tenures.granted(&key, at(12));
-        assert!(tenures.released(&key, tenure, 1, || at(70)).is_some(), "the time is up");
+        assert!(tenures.released(&key, tenure, others(1), || at(70)).is_some(), "the time is up");
     }
 
     #[tokio::test(start_paused = true)]
@@ -355,12 +402,12 @@ mod tests {
         let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
         for forget in [true, false] {
             let tenure = tenures.granted(&key, at(1));
-            assert!(tenures.released(&key, tenure, 1, || at(2)).is_none());
+            assert!(tenures.released(&key, tenure, others(1), || at(2)).is_none());
             if forget {
                 tenures.ended(&key);
             }
             let tenure = tenures.granted(&key, at(if forget { 3 } else { 2_000 }));
-            assert!(tenures.released(&key, tenure, 1, || at(2_000)).is_none() || forget);
+            assert!(tenures.released(&key, tenure, others(1), || at(2_000)).is_none() || forget);
             tenures.ended(&key);
         }
         assert_eq!(tenures.block(&key, 1000, false), BLOCK);
@@ -371,9 +418,45 @@ mod tests {
         for number in 0..u64::try_from(KEYS).unwrap() * 3 {
             let key = Key::new(format!("k{number}")).unwrap();
             let tenure = tenures.granted(&key, at(number * 100));
-            tenures.released(&key, tenure, 1, || at(number * 100));
+            tenures.released(&key, tenure, others(1), || at(number * 100));
         }
         assert!(tenures.count.load(Ordering::SeqCst) <= KEYS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_a_reader_was_seen_to_wait_the_lock_is_passed_on_for_a_short_time_only() {
+        let limits = HandoffLimits::default();
+        let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
+        let reader = |count| OthersWaiting { count, reader: true };
+        let tenure = tenures.granted(&key, at(1));
+        assert!(
+            !tenure.ends_passing_on(&limits, at(50), || false)
+                && tenure.ends_passing_on(&limits, at(51), || false)
+        );
+        assert!(tenures.released(&key, tenure, reader(1), || at(20)).is_none(), "it yields for no reader");
+        // The reader has the lock, and then this process again.
+        tenures.ended(&key);
+        let tenure = tenures.granted(&key, at(25));
+        assert!(
+            !tenure.ends_passing_on(&limits, at(34), || false)
+                && tenure.ends_passing_on(&limits, at(35), || false)
+        );
+        assert!(
+            !tenure.ends_passing_on(&limits, at(74), || true)
+                && tenure.ends_passing_on(&limits, at(75), || true)
+        );
+        // No other waits at this release; a reader may the next time.
+        assert!(tenures.released(&key, tenure, others(0), || at(30)).is_none());
+        let tenure = tenures.granted(&key, at(30));
+        assert!(
+            !tenure.ends_passing_on(&limits, at(39), || false)
+                && tenure.ends_passing_on(&limits, at(40), || false)
+        );
+        // None did for a second.
+        assert!(tenures.released(&key, tenure, others(0), || at(1_021)).is_none());
+        assert_eq!(tenures.count.load(Ordering::SeqCst), 0, "it is forgotten");
+        let tenure = tenures.granted(&key, at(1_022));
+        assert!(!tenure.ends_passing_on(&limits, at(1_071), || false));
     }
 
     #[tokio::test(start_paused = true)]
@@ -381,10 +464,10 @@ mod tests {
         let limits = HandoffLimits { sections: 4, ..HandoffLimits::default() };
         let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
         let tenure = tenures.granted(&key, at(1)).next().next();
-        assert!(tenures.released(&key, tenure, 1, || at(2)).is_none());
+        assert!(tenures.released(&key, tenure, others(1), || at(2)).is_none());
         assert_eq!(tenures.block(&key, 1000, false), 1);
         let tenure = tenures.granted(&key, at(3));
-        assert!(tenures.released(&key, tenure, 1, || at(4)).is_some());
+        assert!(tenures.released(&key, tenure, others(1), || at(4)).is_some());
         assert_eq!(tenures.block(&key, 1000, false), 4, "it has stood back then");
     }
 
@@ -394,7 +477,7 @@ mod tests {
         while now < millis {
             let tenure = tenures.granted(key, at(now));
             now += 1;
-            if let Some(until) = tenures.released(key, tenure, seen(now).into(), || at(now)) {
+            if let Some(until) = tenures.released(key, tenure, others(seen(now).into()), || at(now)) {
                 let pause = until - Instant::now();
                 tokio::time::advance(pause).await;
                 let pause = u64::try_from(pause.as_millis()).unwrap();
@@ -433,7 +516,7 @@ mod tests {
         let elsewhere = |now| tenures.released_elsewhere(&key, || at(now));
         assert_eq!(elsewhere(0), None);
         let tenure = tenures.granted(&key, at(1));
-        assert!(tenures.released(&key, tenure, 4, || at(2)).is_some());
+        assert!(tenures.released(&key, tenure, others(4), || at(2)).is_some());
         for turns in [3, 2, 1] {
             assert_eq!(elsewhere(3), Some(LATER * turns));
             // Another process was found to have it.
@@ -443,11 +526,11 @@ mod tests {
         assert_eq!(elsewhere(4), None, "it is in turn");
         // One other, or an unknown number: nothing is let pass but the pause.
         let tenure = tenures.granted(&key, at(5));
-        assert!(tenures.released(&key, tenure, 1, || at(6)).is_some());
+        assert!(tenures.released(&key, tenure, others(1), || at(6)).is_some());
         assert_eq!(elsewhere(7), None);
         // A count of long ago counts no more.
         let tenure = tenures.granted(&key, at(8));
-        assert!(tenures.released(&key, tenure, 4, || at(9)).is_some());
+        assert!(tenures.released(&key, tenure, others(4), || at(9)).is_some());
         assert_eq!(elsewhere(10), Some(LATER * 3));
         assert_eq!(elsewhere(9 + 400), None);
         assert_eq!(elsewhere(9 + 400), None);

@@ -21,6 +21,7 @@
 -- grant; place in KEYS, reply, ...} with the replies of the other operations:
 --   0                              a renewal or withdrawal found no lock of its token
 --   2 or more                      a lock was released that clients listen for: one more than were notified
+--   -2 or less                     the negative of that, if one of them waits to read
 --   {value}                        an acquire found its own lock and extended it
 --   {remaining lease in ms, value} another client holds the lock
 --   the text of an error
@@ -95,7 +96,8 @@ for place = 1, own do
         end
       end
       local notified = try('PUBLISH', name, '')
-      reply = reply == 1 and math.max(2, tonumber(notified) and notified + 1 or 0) or reply
+      local told = math.max(2, tonumber(notified) and notified + 1 or 0)
+      reply = reply == 1 and (reads and -told or told) or reply
     end
   end
   if reply ~= 1 then

@@ -178,7 +178,10 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Answers> {
 pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(0) => Answer::Done(false),
-        Value::Int(more @ 2..) => Answer::Awaited(u32::try_from(more - 1).unwrap_or(u32::MAX)),
+        Value::Int(more @ (2.. | ..=-2)) => Answer::Awaited {
+            listening: u32::try_from(more.unsigned_abs() - 1).unwrap_or(u32::MAX),
+            reader: more < 0,
+        },
         Value::Array(parts) => {
             let mut parts = parts.into_iter();
             match (parts.next()?, parts.next()) {
@@ -404,7 +407,8 @@ mod tests {
         let answers = read(awaited, &requests).unwrap();
         let granted = [0, 1, 65].map(|number| Answer::Granted(fence.unsigned_abs() + number));
         assert_eq!(answers[..3], granted);
-        assert_eq!(answers[3], Answer::Awaited(1));
+        assert_eq!(answers[3], Answer::Awaited { listening: 1, reader: false });
+        assert_eq!(answer(Value::Int(-3)), Some(Answer::Awaited { listening: 2, reader: true }));
     }
 
     #[test]

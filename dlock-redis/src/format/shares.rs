@@ -278,7 +278,11 @@ mod tests {
         assert_eq!(holder.fence, Some(Fence::new(12)));
         assert!(matches!(busy(""), Some(Answer::KeptOut { left: Some(_) })));
         assert_eq!(busy("nonsense"), Some(no_lock()));
-        for (reply, answer) in [(0, Answer::Done(false)), (1, Answer::Done(true)), (2, Answer::Awaited(1))] {
+        for (reply, answer) in [
+            (0, Answer::Done(false)),
+            (1, Answer::Done(true)),
+            (2, Answer::Awaited { listening: 1, reader: false }),
+        ] {
             assert_eq!(read(Value::Int(reply), &STEP, MODE), Some(answer));
         }
         for nonsense in [Value::Nil, Value::Array(vec![]), bulk("x")] {

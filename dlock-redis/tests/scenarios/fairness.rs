@@ -1,5 +1,7 @@
 //! Waiters in line: the order of all processes, and those who leave it.
 
+mod in_time;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -514,41 +516,4 @@ async fn locks_that_require_it_are_fair_and_what_cannot_be_is_refused() {
     let both = locks.lock_all(["a", "b"]).acquire().await.unwrap();
     both.release().await.unwrap();
     assert_eq!(held(&server), [""; 0]);
-}
-
-/// What holds only where each gets on in time: readers have 100 ms.
-mod in_time {
-    use super::*;
-
-    /// Before anybody who wants to write, whether it waited already or comes at that moment.
-    #[tokio::test]
-    async fn a_reader_that_waits_gets_in_at_the_next_release() {
-        let server = RedisServer::start().unwrap();
-        let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
-        for round in 0..20 {
-            let guard = clients[0].lock("room").acquire().await.unwrap();
-            let reader = clients[1].lock("room").read();
-            let reader = tokio::spawn(async move { reader.acquire().await });
-            until("the mark", || server.command::<String>(&["GET", "dlock:room"]).ends_with(" ?!")).await;
-            let writers: Vec<_> = (0..4)
-                .map(|number| {
-                    let lock = clients[(number + round) % 2].lock("room").with_handoff(false);
-                    tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() })
-                })
-                .collect();
-            guard.release().await.unwrap();
-            assert!(
-                clients[0].lock("room").try_acquire().await.unwrap().is_none(),
-                "readers have their chance"
-            );
-            let reading = soon("its turn", reader).await.unwrap().unwrap();
-            assert!(!writers.iter().any(JoinHandle::is_finished), "one wrote before it");
-            reading.release().await.unwrap();
-            for writer in writers {
-                soon("their turns", writer).await.unwrap();
-            }
-        }
-        until("the clean-up", || clients.iter().all(|locks| locks.stats().background == 0)).await;
-        until("the end of the last chance", || held(&server).is_empty()).await;
-    }
 }

@@ -146,7 +146,7 @@ on_each_kind! {
         let waiters = [1, 4, 5].map(|n| wait(&theirs, &format!("k{n}")));
         until("they wait on the server", || K::waiting(&server) == waiters.len()).await;
         let released = join_all(holders.iter_mut().map(Claim::withdraw)).await;
-        let told: Vec<u32> = released.into_iter().map(|left| left.unwrap().others_waiting).collect();
+        let told: Vec<u32> = released.into_iter().map(|left| left.unwrap().others_waiting.count).collect();
         assert_eq!(told, [0, 1, 0, 0, 1, 1, 0, 0, 0]);
         for waiter in waiters {
             got(waiter).await.release().await.unwrap();

@@ -59,7 +59,12 @@ enum Role {
     Crowd(crowd::Part),
     /// One that answers messages, started by the bench itself
     #[command(hide = true)]
-    Echo { url: String },
+    Echo {
+        url: String,
+        /// Another thread reads them
+        #[arg(long)]
+        apart: bool,
+    },
     /// Make pairs with one client only, for a profiler to look at
     Profile(profile::Part),
 }
@@ -104,7 +109,7 @@ fn main() -> Result<()> {
     match &cli.role {
         Some(Role::Contend(part)) => runtime(false)?.block_on(part.play()),
         Some(Role::Crowd(part)) => runtime(true)?.block_on(part.play()),
-        Some(Role::Echo { url }) => runtime(false)?.block_on(modes::echo(url)),
+        Some(Role::Echo { url, apart }) => runtime(false)?.block_on(modes::echo(url, *apart)),
         Some(Role::Profile(part)) => part.play(),
         None => dlock_bench::run(BENCHES, cli.options.filter.as_deref(), || {
             Ok(Bench {

@@ -9,6 +9,7 @@ use dlock_interop::peer::{Peer, Setting};
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::PostgresOptions;
 use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
 
 use crate::Bench;
 use crate::clients::{self, LEASE};
@@ -157,7 +158,8 @@ async fn many_readers(bench: &Bench, url: &str, beside_java: bool) -> Result<Vec
 /// One that writes among readers that never stop, and the other way round.
 async fn that_never_stop(bench: &Bench, url: &str) -> Result<Vec<Row>> {
     const HOLD: u64 = 5_000;
-    let mut rows = Vec::new();
+    let section = section(Duration::from_micros(HOLD)).await;
+    let mut rows = vec![Row::new("a section that sleeps for 5 ms, p50", section / 1e3, "ms")];
     for (who, many, one) in
         [("writer among readers", "read", "alone"), ("reader among writers", "alone", "read")]
     {
@@ -167,17 +169,27 @@ async fn that_never_stop(bench: &Bench, url: &str) -> Result<Vec<Row>> {
             let all = crowd(url, &key, &[(2, 16, many), (1, 1, one)], HOLD).await?;
             let mut waits = all[1][0].clone();
             waits.sort_unstable();
-            let at = |index: usize| waits.get(index).map_or(f64::NAN, |wait| f64::from(*wait) / HOLD as f64);
+            let at = |index: usize| waits.get(index).map_or(f64::NAN, |wait| f64::from(*wait) / section);
             middle.push(at(waits.len() / 2));
             longest.push(at(waits.len().saturating_sub(1)));
         }
         let (middle, longest) = (Spread::of(middle), Spread::of(longest));
-        let what =
-            format!("one {who} that never stop, in two processes of 16: its wait, in sections of 5 ms");
+        let what = format!("one {who} that never stop, in two processes of 16: its wait, in such sections");
         rows.push(Row::spread(what, middle, "").at_most(middle.median, 3.0, ""));
         rows.push(Row::spread("    the longest of 2 s", longest, ""));
     }
     Ok(rows)
+}
+
+/// How many microseconds a section takes whose work is a sleep, the median: timers round up.
+async fn section(hold: Duration) -> f64 {
+    let mut took = Vec::new();
+    for _ in 0..101 {
+        let begin = Instant::now();
+        tokio::time::sleep(hold).await;
+        took.push(begin.elapsed().as_secs_f64() * 1e6);
+    }
+    Spread::of(took).median
 }
 
 async fn of_eight(bench: &Bench) -> Result<Vec<Row>> {
@@ -222,31 +234,58 @@ async fn in_order(bench: &Bench) -> Result<Vec<Row>> {
         &[("dlock", fair, None), ("the default", alone, None), ("RFairLock", java, Some(5.0))],
     );
     rows.push(equal_shares(bench, url).await?);
-    let (mut passed, mut told) = (Vec::new(), Vec::new());
+    let (mut passed, mut told, mut apart) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..bench.rounds_of_modes() {
-        told.push(publish(bench).await?);
+        told.push(publish(bench, false).await?);
+        apart.push(publish(bench, true).await?);
         passed.push(handoff::of_fair_locks(bench, &format!("handed_fair_{round}")).await?);
     }
-    let ratio = Spread::of(passed.iter().zip(&told).map(|(passed, told)| passed / told).collect());
-    rows.push(Row::spread("from a bare publish to a process that waits for it, p50", Spread::of(told), "us"));
-    rows.push(Row::spread(
-        "from a fair release to the acquire of the next process, p50",
-        Spread::of(passed),
-        "us",
-    ));
-    rows.push(Row::spread("    fair / publish", ratio, "x").at_most(ratio.median, 1.3, "x"));
+    let ratio =
+        |other: &[f64]| Spread::of(passed.iter().zip(other).map(|(passed, other)| passed / other).collect());
+    let (of_told, of_apart) = (ratio(&told), ratio(&apart));
+    for (what, took) in [
+        ("from a bare publish to a process that waits for it, p50", told),
+        ("from one to a process with a thread for its messages, as dlock has it, p50", apart),
+        ("from a fair release to the acquire of the next process, p50", passed),
+    ] {
+        rows.push(Row::spread(what, Spread::of(took), "us"));
+    }
+    rows.push(Row::spread("    fair / publish", of_told, "x").at_most(of_told.median, 1.3, "x"));
+    rows.push(Row::spread("    fair / publish to such a process", of_apart, "x"));
     Ok(rows)
 }
 
+/// The messages on a channel, which are read by another thread if `apart`.
+async fn messages(url: &str, channel: &'static str, apart: bool) -> Result<BoxStream<'static, ()>> {
+    let client = redis::Client::open(url)?;
+    let listen = async move {
+        let mut messages = client.get_async_pubsub().await?;
+        messages.subscribe(channel).await?;
+        anyhow::Ok(messages.into_on_message().map(drop))
+    };
+    if !apart {
+        return Ok(listen.await?.boxed());
+    }
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        runtime(false)?.block_on(async {
+            let mut messages = listen.await?;
+            while messages.next().await.is_some() && sender.send(()).is_ok() {}
+            anyhow::Ok(())
+        })
+    });
+    Ok(futures_util::stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)))
+        .boxed())
+}
+
 /// How many microseconds a message takes, the median: half of the way to a process that answers by another one.
-async fn publish(bench: &Bench) -> Result<f64> {
+async fn publish(bench: &Bench, apart: bool) -> Result<f64> {
     let url = bench.server.url();
     let mut process = tokio::process::Command::new(std::env::current_exe()?);
-    let mut process = process.args(["echo", &*url]).kill_on_drop(true).spawn()?;
+    let apart_too = apart.then_some("--apart");
+    let mut process = process.args(["echo", &*url]).args(apart_too).kill_on_drop(true).spawn()?;
     let mut connection = clients::connection(&url).await?;
-    let mut messages = redis::Client::open(&*url)?.get_async_pubsub().await?;
-    messages.subscribe("echo_back").await?;
-    let mut messages = messages.into_on_message();
+    let mut messages = messages(&url, "echo_back", apart).await?;
     // Until it listens.
     while redis::cmd("PUBLISH").arg("echo").arg("").query_async::<u32>(&mut connection).await? == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -266,11 +305,9 @@ async fn publish(bench: &Bench) -> Result<f64> {
 }
 
 /// Answers each message by another one, until it is killed.
-pub(crate) async fn echo(url: &str) -> Result<()> {
+pub(crate) async fn echo(url: &str, apart: bool) -> Result<()> {
     let mut connection = clients::connection(url).await?;
-    let mut messages = redis::Client::open(url)?.get_async_pubsub().await?;
-    messages.subscribe("echo").await?;
-    let mut messages = messages.into_on_message();
+    let mut messages = messages(url, "echo", apart).await?;
     while messages.next().await.is_some() {
         redis::cmd("PUBLISH").arg("echo_back").arg("").exec_async(&mut connection).await?;
     }

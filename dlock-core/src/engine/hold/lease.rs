@@ -165,7 +165,8 @@ impl LeaseTerms {
 
     /// Returns the pause between renewals that are not due by themselves.
     pub fn pause(&self, deadline: Timestamp, confirmed_at: Timestamp) -> Duration {
-        // At least 5 ms: a first lease of a few milliseconds that cannot be renewed must not keep the keeper busy.
+        // At least 5 ms, or half of that after a failure: a first lease of a few milliseconds that cannot be renewed
+        // must not keep the keeper busy.
         (self.lease_that_runs(deadline, confirmed_at) / 12).max(Duration::from_millis(5))
     }
 

@@ -119,7 +119,9 @@ impl Hold {
             return false;
         }
         let Validity::Lease(length) = self.terms.validity else { return false };
-        let is_out_of_time = self.succession.tenure.is_out_of_time(self.engine.tenures.limits(), now);
+        let readers_wait_here = || self.engine.wait_queue.has_readers(&self.key);
+        let is_out_of_time =
+            self.succession.tenure.ends_passing_on(self.engine.tenures.limits(), now, readers_wait_here);
         // The backend may have had reason to ask for the renewal, and its answer is lost with the hold.
         let is_renewing = self.renewals.is_renewing(now);
         !is_out_of_time

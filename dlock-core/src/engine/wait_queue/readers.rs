@@ -19,7 +19,7 @@ use std::task::Waker;
 
 use smallvec::SmallVec;
 
-use super::{Shard, Ticket};
+use super::{SHARDS, Shard, Ticket, WaitQueue};
 use crate::guarded::wake;
 use crate::key::Key;
 
@@ -42,6 +42,13 @@ pub(super) enum Reader {
     Invited,
     /// Nothing: it has asked, and there is no answer yet.
     Asks,
+}
+
+impl WaitQueue {
+    /// Is `true` if a reader of this process awaits an invitation.
+    pub(in crate::engine) fn has_readers(&self, key: &Key) -> bool {
+        self.shard(Self::hash(key) % SHARDS).lines.get(key).is_some_and(|line| line.readers > 0)
+    }
 }
 
 impl Shard {
