@@ -9,6 +9,8 @@
 pub mod distance;
 #[cfg(feature = "servers")]
 pub mod measure;
+#[cfg(any(feature = "etcd", feature = "zk"))]
+pub mod peers;
 pub mod report;
 
 use std::time::Duration;

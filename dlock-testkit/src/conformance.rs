@@ -214,171 +214,62 @@ pub const LEASES: &[&str] = &[
 /// What a case needs the backend to be able to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Needs {
+pub enum Need {
     /// Nothing but locks.
     Nothing,
     /// [`Capabilities::fencing`].
     Fences,
     /// A lease instead of a session.
     Lease,
-    /// A lease, and fences.
-    LeaseAndFences,
     /// An [`Administration`](dlock_core::backend::Administration): [`Capabilities::administered`].
     Administration,
-    /// [`Capabilities::administered`], and fences.
-    AdministrationAndFences,
-    /// [`Capabilities::administered`], and a lease.
-    LeaseAndAdministration,
     /// An [`Administration`](dlock_core::backend::Administration) with waiters: [`Capabilities::shows_waiters`].
     Waiters,
     /// [`Capabilities::shared`].
     Shared,
-    /// [`Capabilities::shared`], and a lease or a place in a queue, which stands on the server under the token of the
-    /// claim: where nothing but a session keeps the locks, an attempt leaves nothing, and there is nothing to delete.
-    SharedAndStored,
-    /// [`Capabilities::shared`], and fences.
-    SharedAndFences,
-    /// [`Capabilities::shared`], and a lease.
-    SharedAndLease,
-    /// [`Capabilities::shared`], and [`Capabilities::administered`].
-    SharedAndAdministration,
+    /// A lease or a place in a queue, which stands on the server under the token of the claim: where nothing but a
+    /// session keeps the locks, an attempt leaves nothing, and there is nothing to delete.
+    Stored,
     /// [`Capabilities::downgrades`].
     Downgrade,
-    /// [`Capabilities::downgrades`], and fences.
-    DowngradeAndFences,
-    /// [`Capabilities::downgrades`], and a lease.
-    DowngradeAndLease,
-    /// [`Capabilities::downgrades`], and [`Capabilities::administered`].
-    DowngradeAndAdministration,
     /// [`Capabilities::permits`].
     Permits,
-    /// [`Capabilities::permits`], and fences.
-    PermitsAndFences,
-    /// [`Capabilities::permits`], and a lease.
-    PermitsAndLease,
-    /// [`Capabilities::permits`], and [`Capabilities::administered`].
-    PermitsAndAdministration,
-    /// [`Capabilities::fair`] or [`Capabilities::fair_on_request`].
+    /// Waiters in line: [`Capabilities::fair`] or [`Capabilities::fair_on_request`].
     Fair,
-    /// Waiters in line, and fences.
-    FairAndFences,
-    /// Waiters in line, and a lease.
-    FairAndLease,
-    /// Waiters in line, and [`Capabilities::administered`].
-    FairAndAdministration,
-    /// Waiters in line, and [`Capabilities::shared`].
-    FairAndShared,
-    /// [`Capabilities::leaves`], and [`Capabilities::administered`].
+    /// [`Capabilities::leaves`].
     Leaving,
-    /// The same, and a lease.
-    LeavingAndLease,
-    /// [`Capabilities::hands_over`], and [`Capabilities::administered`].
+    /// [`Capabilities::hands_over`].
     Carrying,
-    /// [`Capabilities::hands_over_shares`], [`Capabilities::shared`], [`Capabilities::downgrades`],
-    /// [`Capabilities::permits`], and [`Capabilities::administered`].
+    /// [`Capabilities::hands_over_shares`], of readers, of writers that became readers, and of permits.
     CarryingShares,
 }
 
-impl Needs {
+impl Need {
     /// Returns why `capabilities` are not enough, if they are not.
     #[must_use]
     pub fn missing(self, capabilities: &Capabilities) -> Option<&'static str> {
-        let fences = matches!(
-            self,
-            Self::Fences
-                | Self::LeaseAndFences
-                | Self::AdministrationAndFences
-                | Self::SharedAndFences
-                | Self::DowngradeAndFences
-                | Self::PermitsAndFences
-                | Self::FairAndFences
-        );
-        let shared = matches!(
-            self,
-            Self::Shared
-                | Self::SharedAndStored
-                | Self::SharedAndFences
-                | Self::SharedAndLease
-                | Self::SharedAndAdministration
-                | Self::FairAndShared
-                | Self::CarryingShares
-        );
-        let downgrades = matches!(
-            self,
-            Self::Downgrade
-                | Self::DowngradeAndFences
-                | Self::DowngradeAndLease
-                | Self::DowngradeAndAdministration
-                | Self::CarryingShares
-        );
-        let permits = matches!(
-            self,
-            Self::Permits
-                | Self::PermitsAndFences
-                | Self::PermitsAndLease
-                | Self::PermitsAndAdministration
-                | Self::CarryingShares
-        );
-        let lease = matches!(
-            self,
-            Self::Lease
-                | Self::LeaseAndFences
-                | Self::LeaseAndAdministration
-                | Self::SharedAndLease
-                | Self::DowngradeAndLease
-                | Self::PermitsAndLease
-                | Self::FairAndLease
-                | Self::LeavingAndLease
-        );
-        let administration = matches!(
-            self,
-            Self::Administration
-                | Self::AdministrationAndFences
-                | Self::LeaseAndAdministration
-                | Self::SharedAndAdministration
-                | Self::DowngradeAndAdministration
-                | Self::PermitsAndAdministration
-                | Self::FairAndAdministration
-                | Self::Leaving
-                | Self::LeavingAndLease
-                | Self::Carrying
-                | Self::CarryingShares
-        );
-        let fair = matches!(
-            self,
-            Self::Fair
-                | Self::FairAndFences
-                | Self::FairAndLease
-                | Self::FairAndAdministration
-                | Self::FairAndShared
-        );
-        if shared && !capabilities.shared {
-            Some("the backend has no readers")
-        } else if self == Self::SharedAndStored && capabilities.session_kept && !capabilities.fair {
-            Some("nothing but a session keeps the locks")
-        } else if downgrades && !capabilities.downgrades {
-            Some("the backend cannot turn a writer into a reader")
-        } else if permits && !capabilities.permits {
-            Some("the backend has no semaphores")
-        } else if fair && !capabilities.fair && !capabilities.fair_on_request {
-            Some("the backend keeps no waiters in their order")
-        } else if matches!(self, Self::Leaving | Self::LeavingAndLease) && !capabilities.leaves {
-            Some("the backend cannot leave a key taken after its release")
-        } else if self == Self::Carrying && !capabilities.hands_over {
-            Some("the backend cannot hand a lock over")
-        } else if self == Self::CarryingShares && !capabilities.hands_over_shares {
-            Some("the backend hands over only what is held alone")
-        } else if fences && !capabilities.fencing {
-            Some("the backend has no fences")
-        } else if lease && capabilities.session_kept {
-            Some("a session keeps the locks, and no lease runs out")
-        } else if administration && !capabilities.administered {
-            Some("the backend cannot list its holders or release by force")
-        } else if self == Self::Waiters && !capabilities.shows_waiters {
-            Some("the backend does not know who waits")
-        } else {
-            None
-        }
+        let c = capabilities;
+        let (is_met, reason) = match self {
+            Self::Nothing => return None,
+            Self::Fences => (c.fencing, "the backend has no fences"),
+            Self::Lease => (!c.session_kept, "a session keeps the locks, and no lease runs out"),
+            Self::Administration => {
+                (c.administered, "the backend cannot list its holders or release by force")
+            }
+            Self::Waiters => (c.shows_waiters, "the backend does not know who waits"),
+            Self::Shared => (c.shared, "the backend has no readers"),
+            Self::Stored => (!c.session_kept || c.fair, "nothing but a session keeps the locks"),
+            Self::Downgrade => (c.downgrades, "the backend cannot turn a writer into a reader"),
+            Self::Permits => (c.permits, "the backend has no semaphores"),
+            Self::Fair => (c.fair || c.fair_on_request, "the backend keeps no waiters in their order"),
+            Self::Leaving => (c.leaves, "the backend cannot leave a key taken after its release"),
+            Self::Carrying => (c.hands_over, "the backend cannot hand a lock over"),
+            Self::CarryingShares => (
+                c.hands_over_shares && c.shared && c.downgrades && c.permits,
+                "the backend hands over only what is held alone",
+            ),
+        };
+        (!is_met).then_some(reason)
     }
 }
 
@@ -402,7 +293,7 @@ type Run = fn(Stage) -> Pin<Box<dyn Future<Output = ()>>>;
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     name: &'static str,
-    needs: Needs,
+    needs: &'static [Need],
     pace: Pace,
     run: Run,
 }
@@ -414,10 +305,10 @@ impl Case {
         self.name
     }
 
-    /// Returns what it needs.
+    /// Returns why `capabilities` are not enough for it, if they are not.
     #[must_use]
-    pub const fn needs(&self) -> Needs {
-        self.needs
+    pub fn missing(&self, capabilities: &Capabilities) -> Option<&'static str> {
+        self.needs.iter().find_map(|need| need.missing(capabilities))
     }
 
     /// Runs the case on a runtime of its own. Where it fails, the reason.
@@ -495,7 +386,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
 pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 'static) -> Vec<Trial> {
     let harness = Arc::new(harness);
     let capabilities = capabilities(harness());
-    let missing = |case: &Case| capabilities.as_ref().ok().and_then(|all| case.needs.missing(all));
+    let missing = |case: &Case| capabilities.as_ref().ok().and_then(|all| case.missing(all));
     let mut trials = Vec::new();
     for case in cases().filter(|case| missing(case).is_none()) {
         let harness = Arc::clone(&harness);
@@ -514,8 +405,7 @@ pub fn tests<H: Harness>(backend: &str, harness: impl Fn() -> H + Send + Sync + 
 /// Checks that the cases that are left out are those that were named.
 #[doc(hidden)]
 pub fn account_for(capabilities: &Capabilities, named: &[&[&str]]) -> Result<(), String> {
-    let missing: Vec<_> =
-        cases().filter_map(|case| Some((case.name, case.needs.missing(capabilities)?))).collect();
+    let missing: Vec<_> = cases().filter_map(|case| Some((case.name, case.missing(capabilities)?))).collect();
     let found: BTreeSet<_> = missing.iter().map(|(name, _)| *name).collect();
     if named.iter().copied().flatten().copied().collect::<BTreeSet<_>>() == found {
         return Ok(());

@@ -58,7 +58,7 @@ impl Claim for Refused {
 }
 
 /// Returns what the engine asks a backend to claim for an acquire of `key` with this lease, under a token of its own;
-/// `waits`, for one that waits where the lock is busy.
+/// `waits`, for one that waits where the lock is busy. Its label is "tests".
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -82,7 +82,8 @@ impl Claim for Refused {
 pub async fn claim_request(key: &str, lease: Duration, waits: bool) -> Result<ClaimRequest, Error> {
     let capture = Capture::default();
     let wait = if waits { Wait::For(Duration::from_millis(1)) } else { Wait::No };
-    let lock = Locks::new(capture.clone()).lock(key).with_lease(lease).with_wait(wait);
+    let locks = Locks::builder(capture.clone()).with_label("tests").build()?;
+    let lock = locks.lock(key).with_lease(lease).with_wait(wait);
     let refused = lock.acquire().await.map(drop);
     let request = capture.0.lock().pop();
     match (request, refused) {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dlock_core::{ErrorKind, Guard, Locks, OnCrash, Wait};
+use dlock_rig::expect::until;
 use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
 use dlock_zk::{Acl, AuthId, Permission, Recipe, ZooKeeper};
 
@@ -22,15 +23,6 @@ async fn locks(server: &ZooKeeperServer) -> Locks {
 
 async fn take(locks: &Locks, key: &str) -> Guard {
     locks.lock(key).acquire().await.unwrap()
-}
-
-/// Asks again and again until `test` holds.
-async fn until(what: &str, mut test: impl FnMut() -> bool) {
-    let end = std::time::Instant::now() + SOON;
-    while !test() {
-        assert!(std::time::Instant::now() < end, "{what} did not happen");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 /// Waits in the background for `key`.
@@ -153,29 +145,6 @@ async fn a_lock_of_curator_is_respected_shown_and_followed() {
 }
 
 #[tokio::test]
-async fn waiters_get_the_lock_in_the_order_in_which_they_came_and_each_watches_one_other() {
-    let server = ZooKeeperServer::start().unwrap();
-    let (ours, theirs) = (locks(&server).await, locks(&server).await);
-    let mut guard = take(&ours, "room").await;
-    let mut waiters = Vec::new();
-    for n in 0..8 {
-        waiters.push(wait_for(if n % 2 == 0 { &ours } else { &theirs }, "room"));
-        line_of(&server, "room", n + 2).await;
-        // Of its own node and of the one before it: only then is its place final, since a node whose creation was
-        // answered too late is deleted, and made anew behind the others.
-        until("the watches", || server.admin().watches() >= 2 * (n as u64 + 1)).await;
-    }
-    for waiter in waiters {
-        assert!(!waiter.is_finished());
-        guard.release().await.unwrap();
-        guard =
-            tokio::time::timeout(SOON, waiter).await.expect("it is the next one's turn").unwrap().unwrap();
-    }
-    guard.release().await.unwrap();
-    until("the end of the watches", || server.admin().watches() == 0).await;
-}
-
-#[tokio::test]
 async fn a_place_in_line_that_somebody_deletes_is_an_error_of_that_waiter_only() {
     let server = ZooKeeperServer::start().unwrap();
     let locks = locks(&server).await;
@@ -195,44 +164,6 @@ async fn a_place_in_line_that_somebody_deletes_is_an_error_of_that_waiter_only()
     assert!(error.to_string().contains("its node in the queue was deleted"), "{error}");
     let guard = tokio::time::timeout(SOON, second).await.expect("it goes on").unwrap().unwrap();
     guard.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_session_that_expires_loses_its_locks_and_its_waiters_go_on_under_the_next() {
-    let server = ZooKeeperServer::start().unwrap();
-    let (ours, theirs) = (locks(&server).await, locks(&server).await);
-    let (guard, other) = (take(&ours, "room").await, take(&ours, "hall").await);
-    let foreign = take(&theirs, "shed").await;
-    let waiter = wait_for(&ours, "shed");
-    line_of(&server, "shed", 2).await;
-    let name = server.admin().children("/dlock/room").remove(0);
-    let session = server.admin().node(&format!("/dlock/room/{name}")).unwrap().session.unwrap();
-    server.admin().expire(session);
-    for guard in [&guard, &other] {
-        tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told");
-        assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
-    }
-    foreign.check().unwrap();
-    foreign.release().await.unwrap();
-    let late = tokio::time::timeout(SOON, waiter).await.expect("its turn comes").unwrap().unwrap();
-    late.release().await.unwrap();
-    let again = take(&ours, "room").await;
-    assert!(again.fence() > guard.fence());
-    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
-    again.check().unwrap();
-}
-
-#[tokio::test]
-async fn a_lock_whose_node_is_deleted_is_lost() {
-    let server = ZooKeeperServer::start().unwrap();
-    let zookeeper = ZooKeeper::builder(&server.url()).with_session_timeout(Duration::from_secs(20));
-    let locks = Locks::new(zookeeper.connect().await.unwrap());
-    let (guard, other) = (take(&locks, "room").await, take(&locks, "hall").await);
-    let name = server.admin().children("/dlock/room").remove(0);
-    server.admin().delete(&format!("/dlock/room/{name}"));
-    tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is noticed");
-    other.check().unwrap();
-    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
 }
 
 #[tokio::test]
@@ -265,19 +196,6 @@ async fn a_frozen_server_makes_locks_suspect_then_lost_and_short_freezes_lose_no
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told");
     server.resume();
     guard.check().unwrap_err();
-}
-
-#[tokio::test]
-async fn a_busy_answer_leaves_nothing_in_anybodys_way() {
-    let server = ZooKeeperServer::start().unwrap();
-    let locks = locks(&server).await;
-    for _ in 0..50 {
-        let guard = take(&locks, "room").await;
-        assert!(locks.lock("room").try_acquire().await.unwrap().is_none());
-        guard.release().await.unwrap();
-        let guard = locks.lock("room").try_acquire().await.unwrap().expect("it is free");
-        guard.release().await.unwrap();
-    }
 }
 
 #[tokio::test]

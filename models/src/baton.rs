@@ -1,4 +1,4 @@
-//! Model (f): a lock that is handed over by a baton, from process to process.
+//! Model (e): a lock that is handed over by a baton, from process to process.
 //!
 //! # The protocol
 //!

@@ -137,22 +137,36 @@ where
     }
 }
 
-/// Explores all of a model.
-pub fn all_of<M>(model: M) -> Explored
+/// Explores all of a model, which holds.
+///
+/// # Panics
+///
+/// When it does not, with the story.
+#[track_caller]
+pub fn holds<M>(model: M)
 where
     M: Model + Send + Sync + 'static,
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
     M::Action: Clone + Debug + PartialEq + Send + Sync + 'static,
 {
-    explore(model, Until::Everything, |_, _| {})
+    let explored = explore(model, Until::Everything, |_, _| {});
+    println!("{explored}");
+    explored.assert_holds();
 }
 
 /// Explores a model until `property` is broken, by one of the shortest ways.
-pub fn until_broken<M>(model: M, property: &'static str) -> Explored
+///
+/// # Panics
+///
+/// When it is not.
+#[track_caller]
+pub fn is_broken<M>(model: M, property: &'static str)
 where
     M: Model + Send + Sync + 'static,
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
     M::Action: Clone + Debug + PartialEq + Send + Sync + 'static,
 {
-    explore(model, Until::Broken(property), |_, _| {})
+    let explored = explore(model, Until::Broken(property), |_, _| {});
+    println!("{explored}");
+    assert!(!explored.story_of(property).is_empty());
 }

@@ -1,4 +1,4 @@
-//! Models of the protocols that dlock runs, and of where protocols go wrong, explored to the last state.
+//! Models of the protocols that dlock runs, explored to the last state.
 //!
 //! Each module states the protocol, what it assumes, and its bounds. Each test in `tests/` explores a model with all of
 //! its assumptions and finds no counterexample, or drops one of them and finds one. The page `docs/models.md` has the
@@ -14,6 +14,5 @@ pub mod explore;
 pub mod handoff;
 pub mod lease;
 pub mod quorum;
-pub mod rlock;
 pub mod shares;
 pub mod zookeeper;

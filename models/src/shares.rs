@@ -1,4 +1,4 @@
-//! Model (g): a key that several hold, in a store that keeps the state of it and asks dlock's own code what to do.
+//! Model (f): a key that several hold, in a store that keeps the state of it and asks dlock's own code what to do.
 //!
 //! # The protocol
 //!

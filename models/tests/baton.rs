@@ -1,19 +1,15 @@
-//! Model (f): what holds, and what breaks when one assumption is dropped.
+//! Model (e): what holds, and what breaks when one assumption is dropped.
 
 use dlock_models::baton::{Baton, ENDS_IN_TIME, FENCES_GROW, ONE_BELIEVER, Rules, TAKEN_ONCE};
-use dlock_models::explore::{all_of, until_broken};
+use dlock_models::explore::{holds, is_broken};
 
 fn breaks(rules: Rules, property: &'static str) {
-    let explored = until_broken(Baton::small(rules), property);
-    println!("{explored}");
-    assert!(!explored.story_of(property).is_empty());
+    is_broken(Baton::small(rules), property);
 }
 
 #[test]
 fn with_all_assumptions_all_promises_hold() {
-    let explored = all_of(Baton::small(Rules::default()));
-    println!("{explored}");
-    explored.assert_holds();
+    holds(Baton::small(Rules::default()));
 }
 
 #[test]

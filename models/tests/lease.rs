@@ -1,30 +1,22 @@
 //! Model (a): what holds, and what breaks when one assumption is dropped.
 
-use dlock_models::explore::{all_of, until_broken};
+use dlock_models::explore::{Until, explore, holds, is_broken};
 use dlock_models::lease::{Lease, ONE_BELIEVER, Rules, Server, WRITES_GO_FORWARD};
 
 fn breaks(rules: Rules, property: &'static str) {
-    breaks_in(&Lease::small(rules), property);
-}
-
-fn breaks_in(model: &Lease, property: &'static str) {
-    let explored = until_broken(model.clone(), property);
-    println!("{explored}");
-    assert!(!explored.story_of(property).is_empty());
+    is_broken(Lease::small(rules), property);
 }
 
 /// Explores every state, though the other promise may be broken in some.
-fn still_holds_in(model: &Lease, property: &str) {
-    let explored = all_of(model.clone());
+fn still_holds_in(model: Lease, property: &str) {
+    let explored = explore(model, Until::Everything, |_, _| {});
     println!("{explored}");
     assert!(explored.complete && !explored.broken.contains_key(property), "{explored}");
 }
 
 #[test]
 fn with_all_assumptions_both_promises_hold() {
-    let explored = all_of(Lease::small(Rules::default()));
-    println!("{explored}");
-    explored.assert_holds();
+    holds(Lease::small(Rules::default()));
 }
 
 #[test]
@@ -36,7 +28,7 @@ fn without_a_bound_on_the_drift_two_believe() {
 fn without_a_bound_on_the_drift_the_fenced_writes_stay_in_order() {
     // How long the lease is makes no difference to the order of fences.
     let rules = Rules { bounded_drift: false, ..Rules::default() };
-    still_holds_in(&Lease { lease: 2, ..Lease::small(rules) }, WRITES_GO_FORWARD);
+    still_holds_in(Lease { lease: 2, ..Lease::small(rules) }, WRITES_GO_FORWARD);
 }
 
 #[test]
@@ -47,13 +39,13 @@ fn a_deadline_that_counts_from_the_answer_lets_two_believe() {
 #[test]
 fn a_release_that_does_not_look_at_the_token_lets_two_believe() {
     let rules = Rules { release_checks_token: false, ..Rules::default() };
-    breaks_in(&Lease { attempts: 1, ..Lease::large(rules) }, ONE_BELIEVER);
+    is_broken(Lease { attempts: 1, ..Lease::large(rules) }, ONE_BELIEVER);
 }
 
 #[test]
 fn a_renewal_that_makes_the_lock_anew_lets_two_believe() {
     let rules = Rules { renewal_checks_token: false, ..Rules::default() };
-    breaks_in(&Lease { attempts: 1, lease: 2, ..Lease::large(rules) }, ONE_BELIEVER);
+    is_broken(Lease { attempts: 1, lease: 2, ..Lease::large(rules) }, ONE_BELIEVER);
 }
 
 #[test]
@@ -69,7 +61,7 @@ fn a_server_that_forgets_its_locks_lets_two_believe() {
 #[test]
 fn a_server_that_forgets_its_locks_keeps_the_fenced_writes_in_order_while_its_fences_go_on() {
     let rules = Rules { server: Server::ForgetsLocks, ..Rules::default() };
-    still_holds_in(&Lease { lease: 2, ..Lease::small(rules) }, WRITES_GO_FORWARD);
+    still_holds_in(Lease { lease: 2, ..Lease::small(rules) }, WRITES_GO_FORWARD);
 }
 
 #[test]
@@ -80,7 +72,7 @@ fn a_server_that_forgets_its_fences_lets_writes_go_back() {
 #[test]
 fn fences_that_are_drawn_after_the_grant_let_writes_go_back_when_clocks_drift() {
     let rules = Rules { fence_with_grant: false, bounded_drift: false, ..Rules::default() };
-    breaks_in(&Lease { lease: 2, attempts: 1, in_flight: 1, ..Lease::small(rules) }, WRITES_GO_FORWARD);
+    is_broken(Lease { lease: 2, attempts: 1, in_flight: 1, ..Lease::small(rules) }, WRITES_GO_FORWARD);
 }
 
 #[test]

@@ -13,7 +13,6 @@ const MOST: usize = 450;
 const LONGER: &[(&str, usize)] = &[
     ("dlock-cli/tests/cli.rs", 544),
     ("dlock-macros/src/args.rs", 536),
-    ("dlock-redis/tests/scenarios/fairness.rs", 502),
     ("dlock-sim/src/judge.rs", 455),
     ("dlock-sql/tests/modes/documented.rs", 465),
     ("dlock-testkit/src/conformance/cases/fairness.rs", 518),

@@ -206,19 +206,6 @@ async fn a_release_does_not_wait_for_a_renewal_and_none_follows_it() {
 }
 
 #[tokio::test]
-async fn a_release_whose_reply_is_lost_is_asked_once_more_and_believed() {
-    let backend = Scripted::new([granted()]);
-    backend
-        .0
-        .withdrawals
-        .lock()
-        .unwrap()
-        .extend([Err(Failure::unknown("reply lost")), Ok(Withdrawal::ABSENT)]);
-    let locks = Locks::new(backend.clone());
-    locks.lock("k").acquire().await.unwrap().release().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_release_that_cannot_be_confirmed_is_an_error_and_goes_on_in_the_background() {
     let backend = Scripted::new([granted()]);
     let away = || Err(Failure::unavailable("away"));
@@ -231,15 +218,6 @@ async fn a_release_that_cannot_be_confirmed_is_an_error_and_goes_on_in_the_backg
     eventually("the release", || locks.stats().background == 0).await;
     assert_eq!(backend.count(|call| matches!(call, Call::Withdraw(_))), 4);
     assert_eq!(locks.stats().abandoned, 0);
-}
-
-#[tokio::test]
-async fn a_release_that_finds_nothing_of_ours_says_so() {
-    let backend = Scripted::new([granted()]);
-    backend.0.withdrawals.lock().unwrap().push_back(Ok(Withdrawal::ABSENT));
-    let locks = Locks::new(backend.clone());
-    let error = locks.lock("k").acquire().await.unwrap().release().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotHeld);
 }
 
 #[tokio::test]
@@ -326,43 +304,6 @@ async fn locks_that_are_released_in_time_never_wake_the_keeper() {
     assert_eq!(stats.keeper_wakes, 0);
     assert!(stats.keeper_looks <= looks + 3, "{stats:?}");
     assert_eq!(stats.renewals, 0);
-}
-
-#[test]
-fn a_guard_dropped_without_any_runtime_is_released() {
-    let memory = Memory::new();
-    let locks = Locks::new(memory.clone());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let guard = runtime.block_on(locks.lock("k").acquire()).unwrap();
-    drop(runtime);
-    std::thread::spawn(move || drop(guard)).join().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(eventually("the release", || memory.held() == 0));
-}
-
-#[tokio::test]
-async fn a_panicking_body_gives_the_lock_back() {
-    let memory = Memory::new();
-    let locks = Locks::new(memory.clone());
-    let lock = locks.lock("k");
-    let body = tokio::spawn(async move { lock.run(async { panic!("the body panics") }).await });
-    assert!(body.await.unwrap_err().is_panic());
-    eventually("the release", || memory.held() == 0).await;
-}
-
-#[tokio::test]
-async fn shutdown_tells_the_holders_refuses_new_ones_and_leaves_nothing() {
-    let memory = Memory::new();
-    let locks = Locks::new(memory.clone());
-    let lock = locks.lock("body");
-    let body = tokio::spawn(async move { lock.run(std::future::pending::<()>()).await });
-    let forgotten = locks.lock("guard").acquire().await.unwrap();
-    eventually("both are held", || memory.held() == 2).await;
-    locks.shutdown(Duration::from_millis(200)).await.unwrap();
-    assert_eq!(memory.held(), 0);
-    assert_eq!(body.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
-    assert!(forgotten.check().unwrap_err().to_string().contains("shut down"));
-    assert_eq!(locks.lock("k").acquire().await.unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[tokio::test]

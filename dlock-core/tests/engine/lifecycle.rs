@@ -18,35 +18,6 @@ use crate::script::{Answer, Call, Scripted};
 
 const LEASE: Duration = Duration::from_secs(30);
 
-async fn whole_life(memory: &Memory, locks: &Locks) {
-    let guard = locks.lock("k").acquire().await.unwrap();
-    assert!(locks.inspect("k").await.unwrap().is_some());
-    assert_eq!(locks.holders().await.unwrap().len(), 1);
-    let busy = locks.lock("k").with_wait(Duration::from_millis(20)).acquire().await.unwrap_err();
-    assert_eq!(busy.kind(), ErrorKind::TimedOut);
-    guard.release().await.unwrap();
-    locks.lock_all(["a", "b"]).acquire().await.unwrap().release().await.unwrap();
-    let waiter = locks.lock("k").run(async { 7 }).await.unwrap();
-    assert_eq!(waiter, 7);
-    locks.shutdown(LEASE).await.unwrap();
-    assert_eq!(memory.held(), 0);
-}
-
-#[test]
-fn a_lock_lives_its_whole_life_outside_of_tokio() {
-    let memory = Memory::new();
-    let locks = Locks::new(memory.clone());
-    block_on(whole_life(&memory, &locks));
-}
-
-#[test]
-fn a_lock_lives_its_whole_life_in_a_runtime_without_timers() {
-    let memory = Memory::new();
-    let locks = Locks::new(memory.clone());
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(whole_life(&memory, &locks));
-}
-
 #[test]
 fn an_acquire_that_is_dropped_outside_of_tokio_is_withdrawn() {
     let backend = Scripted::new([Answer::Hang]);

@@ -4,51 +4,12 @@ use std::pin::pin;
 use std::time::Duration;
 
 use dlock_core::backend::{Administration, Attempt, Backend, Claim, Mode, PERMITS_REMEMBERED, Renewed};
-use dlock_core::{ErrorKind, Key, Locks, ManualClock, Memory, Wait};
+use dlock_core::{ErrorKind, Key, Locks, ManualClock, Memory};
 use dlock_testkit::claim_request;
 
 use crate::keeping::eventually;
 
 const LEASE: Duration = Duration::from_secs(30);
-
-#[tokio::test]
-async fn fences_grow_over_release_expiry_and_deletion() {
-    let clock = ManualClock::stopped();
-    let memory = Memory::with_clock(clock.clock());
-    let locks = Locks::new(memory.clone());
-    let lock = locks.lock("k").with_wait(Wait::No);
-    let mut last = None;
-    for round in 0..4 {
-        let guard = lock.acquire().await.unwrap();
-        assert!(guard.fence() > last, "round {round}");
-        last = guard.fence();
-        match round {
-            0 => guard.release().await.unwrap(),
-            1 => {
-                clock.advance(LEASE);
-                drop(guard);
-            }
-            _ => {
-                memory.delete("k");
-                drop(guard);
-            }
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_lost_reply_leads_to_one_grant_that_is_adopted() {
-    let memory = Memory::new();
-    let locks = Locks::new(memory.clone());
-    let guard = locks.lock("a").acquire().await.unwrap();
-    let first = guard.fence().unwrap();
-    // Confirmed, so that the reply that is dropped is none of the release.
-    guard.release().await.unwrap();
-    memory.faults().drop_replies(1);
-    let guard = locks.lock("b").acquire().await.unwrap();
-    assert_eq!(guard.fence().unwrap().get(), first.get() + 1, "granted once");
-    assert_eq!(memory.held(), 1);
-}
 
 /// As a `select!` does whose other branch is busy: the request has the claim, and renewals need it.
 #[tokio::test]
@@ -69,77 +30,6 @@ async fn a_downgrade_that_nobody_polls_takes_effect_and_keeps_the_lock_renewed()
     held.check().unwrap();
     reader.release().await.unwrap();
     downgrading.await.unwrap();
-}
-
-#[tokio::test]
-async fn a_lost_request_is_made_again() {
-    let memory = Memory::new();
-    let locks = Locks::new(memory.clone());
-    memory.faults().drop_requests(1);
-    let _guard = locks.lock("k").acquire().await.unwrap();
-    assert_eq!(locks.stats().rechecks, 1);
-}
-
-#[tokio::test]
-async fn an_expired_holder_neither_renews_nor_removes_its_successor() {
-    let clock = ManualClock::stopped();
-    let memory = Memory::with_clock(clock.clock());
-    let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory.clone()));
-    let stale = ours.lock("k").acquire().await.unwrap();
-    clock.advance(LEASE);
-    let fresh = theirs.lock("k").with_wait(Wait::No).acquire().await.unwrap();
-    assert_eq!(stale.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
-    fresh.check().unwrap();
-    let holder = theirs.inspect("k").await.unwrap().unwrap();
-    assert_eq!(holder.fence, fresh.fence());
-    // A renewal by the successor still works after the stale release.
-    clock.advance(LEASE / 3);
-    while theirs.stats().renewals == 0 {
-        tokio::task::yield_now().await;
-    }
-    fresh.check().unwrap();
-}
-
-#[tokio::test]
-async fn a_waiter_is_woken_when_the_clock_passes_the_holders_lease() {
-    let clock = ManualClock::stopped();
-    let memory = Memory::with_clock(clock.clock());
-    let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory.clone()));
-    std::mem::forget(ours.lock("k").with_max_hold(LEASE).acquire().await.unwrap());
-    let lock = theirs.lock("k").with_wait(Wait::Forever);
-    let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| guard.check().is_ok()) });
-    tokio::task::yield_now().await;
-    clock.advance(LEASE);
-    assert!(waiter.await.unwrap().unwrap());
-}
-
-#[tokio::test]
-async fn inspect_tells_who_holds_a_lock_and_none_when_it_is_free() {
-    let locks = Locks::builder(Memory::new()).with_label("orders").build().unwrap();
-    assert_eq!(locks.inspect("k").await.unwrap(), None);
-    let guard = locks.lock("k").acquire().await.unwrap();
-    let holder = locks.inspect("k").await.unwrap().unwrap();
-    assert_eq!(holder.pid, Some(std::process::id()));
-    assert_eq!(holder.label.as_deref(), Some("orders"));
-    assert_eq!(holder.fence, guard.fence());
-    assert!(holder.host.is_some() && holder.since.is_some());
-    assert!(holder.expires_in.unwrap() <= LEASE);
-    guard.release().await.unwrap();
-    assert_eq!(locks.inspect("k").await.unwrap(), None);
-}
-
-#[tokio::test]
-async fn a_renewal_does_not_extend_somebody_elses_lock() {
-    let clock = ManualClock::stopped();
-    let memory = Memory::with_clock(clock.clock());
-    let (ours, theirs) = (Locks::new(memory.clone()), Locks::new(memory.clone()));
-    let stale = ours.lock("k").acquire().await.unwrap();
-    assert!(memory.delete("k"));
-    let fresh = theirs.lock("k").with_lease(LEASE * 10).acquire().await.unwrap();
-    clock.advance(LEASE / 3);
-    stale.lost().await;
-    assert_eq!(ours.stats().renewals, 0);
-    fresh.check().unwrap();
 }
 
 async fn claim_of(memory: &Memory, mode: Mode) -> impl Claim {

@@ -22,17 +22,6 @@ fn lost_reply() -> Answer {
 }
 
 #[tokio::test]
-async fn a_lost_reply_is_asked_again_under_the_same_token() {
-    let backend = Scripted::new([lost_reply(), granted()]);
-    let locks = Locks::new(backend.clone());
-    let guard = locks.lock("k").acquire().await.unwrap();
-    guard.check().unwrap();
-    let calls = backend.calls();
-    assert!(matches!(calls[..], [Call::Attempt(a), Call::Attempt(b)] if a == b), "{calls:?}");
-    assert_eq!(locks.stats().rechecks, 1);
-}
-
-#[tokio::test]
 async fn rechecks_are_bounded_and_the_claim_is_then_withdrawn_in_the_background() {
     let backend = Scripted::new([lost_reply(), lost_reply(), granted()]);
     let locks = Locks::new(backend.clone());
@@ -43,15 +32,6 @@ async fn rechecks_are_bounded_and_the_claim_is_then_withdrawn_in_the_background(
     backend
         .wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Attempt(_), Call::Withdraw(w)] if a == w))
         .await;
-}
-
-#[tokio::test]
-async fn without_rechecks_an_unknown_outcome_costs_one_request_less() {
-    let backend = Scripted::new([lost_reply(), granted()]);
-    let locks = Locks::new(backend.clone());
-    let error = locks.lock("k").with_rechecks(0).acquire().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unknown);
-    backend.wait_for(|calls| matches!(calls, [Call::Attempt(_), Call::Withdraw(_)])).await;
 }
 
 #[tokio::test]
@@ -177,16 +157,6 @@ async fn a_transient_failure_while_waiting_for_a_change_falls_back_to_polling() 
     backend.0.changes.lock().unwrap().push_back(Err(Failure::unavailable("the subscription is gone")));
     let locks = Locks::new(backend.clone());
     let _guard = locks.lock("k").acquire().await.unwrap();
-}
-
-#[tokio::test]
-async fn an_acquire_dropped_while_its_request_is_under_way_is_withdrawn() {
-    let backend = Scripted::new([Answer::Hang]);
-    let locks = Locks::new(backend.clone());
-    let acquire = tokio::spawn(async move { locks.lock("k").acquire().await.map(|_| ()) });
-    backend.wait_for(|calls| calls.len() == 1).await;
-    acquire.abort();
-    backend.wait_for(|calls| matches!(calls, [Call::Attempt(a), Call::Withdraw(w)] if a == w)).await;
 }
 
 #[tokio::test]

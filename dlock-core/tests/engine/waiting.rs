@@ -39,25 +39,6 @@ async fn a_bounded_wait_ends_on_time_and_names_the_holder() {
 }
 
 #[tokio::test]
-async fn without_a_wait_a_busy_lock_is_an_error_after_one_attempt() {
-    let backend = Scripted::new([Answer::Busy, granted()]);
-    let locks = Locks::new(backend.clone());
-    let error = locks.lock("k").with_wait(Wait::No).acquire().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Busy);
-    assert_eq!(backend.count(|call| matches!(call, Call::Attempt(_))), 1);
-}
-
-#[tokio::test]
-async fn a_lost_notification_costs_time_and_no_progress() {
-    // This backend promises notifications and sends none.
-    let deaf = Capabilities::basic().with_notifications(Duration::from_millis(20));
-    let backend = Scripted::with(Clock::system(), deaf, [Answer::Busy, Answer::Busy, granted()]);
-    let locks = Locks::new(backend.clone());
-    let _guard = locks.lock("k").acquire().await.unwrap();
-    assert_eq!(backend.count(|call| matches!(call, Call::Attempt(_))), 3);
-}
-
-#[tokio::test]
 async fn a_release_in_this_process_wakes_the_first_in_line_at_once() {
     let backend = Scripted::unpolled([granted(), Answer::Busy, granted()]);
     let locks = Locks::new(backend.clone());
@@ -130,21 +111,6 @@ async fn a_waiter_behind_a_holder_that_never_releases_asks_by_itself() {
     memory.delete("k");
     assert!(second.await.unwrap().unwrap());
     drop(winner);
-}
-
-#[tokio::test]
-async fn a_waiter_that_gives_up_does_not_hold_up_the_next() {
-    let locks = Locks::new(Memory::new());
-    let held = locks.lock("k").acquire().await.unwrap();
-    let lock = locks.lock("k");
-    let mut first = Box::pin(lock.acquire());
-    assert!(poll_once(&mut first).await.is_none());
-    let second = locks.lock("k");
-    let second = tokio::spawn(async move { second.acquire().await });
-    tokio::task::yield_now().await;
-    drop(first);
-    held.release().await.unwrap();
-    let _guard = second.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

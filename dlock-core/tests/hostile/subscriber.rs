@@ -1,15 +1,12 @@
 //! A subscriber that panics at every span and event, on every thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use dlock_core::{ErrorKind, Locks, ManualClock, Memory, Wait};
+use dlock_core::{ErrorKind, Locks, Memory, Wait};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use super::{STRIKE, eventually, surround};
-
-const LEASE: Duration = Duration::from_secs(30);
 
 pub(super) struct Panicking;
 
@@ -59,51 +56,6 @@ impl Subscriber for Panicking {
 }
 
 #[tokio::test]
-async fn locks_are_renewed_and_released_and_losses_are_noticed() {
-    surround();
-    let clock = ManualClock::stopped();
-    let memory = Memory::with_clock(clock.clock());
-    let locks = Locks::new(memory.clone());
-    let kept = locks.lock("kept").acquire().await.unwrap();
-    memory.faults().set_unavailable(true);
-    clock.advance(LEASE / 3);
-    eventually("a failed renewal, which is warned of", || locks.stats().failed_renewals > 0).await;
-    memory.faults().set_unavailable(false);
-    for n in 1..=3 {
-        clock.advance(LEASE / 3);
-        eventually("a renewal after it", || locks.stats().renewals >= n).await;
-        kept.check().unwrap();
-    }
-    drop(kept);
-    eventually("the release of a dropped guard", || memory.held() == 0).await;
-    let lost = locks.lock("lost").acquire().await.unwrap();
-    memory.delete("lost");
-    clock.advance(LEASE / 3);
-    tokio::time::timeout(LEASE, lost.lost()).await.expect("the loss is noticed");
-    assert_eq!(lost.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
-    locks.shutdown(LEASE).await.unwrap();
-}
-
-#[tokio::test]
-async fn acquires_waits_bodies_and_batches_take_their_course() {
-    surround();
-    let memory = Memory::new();
-    let locks = Locks::new(memory.clone());
-    let held = locks.lock("k").acquire().await.unwrap();
-    assert!(locks.lock("k").try_acquire().await.unwrap().is_none());
-    let lock = locks.lock("k").with_wait(Wait::Forever);
-    let waiter = tokio::spawn(async move { lock.run(async { 7 }).await });
-    tokio::task::yield_now().await;
-    held.release().await.unwrap();
-    assert_eq!(waiter.await.unwrap().unwrap(), 7);
-    locks.lock_all(["a", "b"]).acquire().await.unwrap().release().await.unwrap();
-    assert!(!locks.force_release("k").await.unwrap());
-    memory.faults().drop_replies(1);
-    locks.lock("unknown").acquire().await.unwrap().release().await.unwrap();
-    assert_eq!(memory.held(), 0);
-}
-
-#[tokio::test]
 async fn a_cancelled_acquire_is_cleaned_up() {
     surround();
     let memory = Memory::new();
@@ -112,22 +64,6 @@ async fn a_cancelled_acquire_is_cleaned_up() {
     let lock = locks.lock("k").with_rechecks(0).with_wait(Wait::No);
     assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::Unknown);
     eventually("the clean-up", || memory.held() == 0 && locks.stats().background == 0).await;
-}
-
-/// A destructor that lets a second panic out ends the process.
-#[tokio::test]
-async fn a_guard_that_has_expired_is_dropped_while_its_owner_panics() {
-    surround();
-    let clock = ManualClock::stopped();
-    let locks = Locks::new(Memory::with_clock(clock.clock()));
-    let guard = locks.lock("k").acquire().await.unwrap();
-    let owner = tokio::spawn(async move {
-        let _guard = guard;
-        clock.advance(LEASE * 2);
-        std::panic::panic_any(STRIKE)
-    });
-    assert!(owner.await.unwrap_err().is_panic());
-    eventually("the release", || locks.stats().held == 0 && locks.stats().background == 0).await;
 }
 
 #[tokio::test]

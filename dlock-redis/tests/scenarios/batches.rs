@@ -176,32 +176,3 @@ async fn on_a_cluster_locks_of_many_slots_are_taken_one_by_one_and_those_of_one_
     assert_eq!(sent() - before, 1);
     guard.release().await.unwrap();
 }
-
-#[tokio::test]
-async fn batches_of_two_clients_in_opposite_orders_exclude_each_other_and_do_not_deadlock() {
-    let server = RedisServer::start().unwrap();
-    let inside = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
-    let mut tasks = tokio::task::JoinSet::new();
-    for task in 0..8 {
-        let (locks, inside) = (locks(&server.url(), LONG).await, std::sync::Arc::clone(&inside));
-        tasks.spawn(async move {
-            for round in 0..40_usize {
-                // All have the third key in common.
-                let mut wanted = vec!["account_3".to_owned(), format!("account_{}", (task + round) % 8)];
-                wanted.rotate_left(round % 2);
-                let guard = locks.lock_all(wanted).with_wait(LONG).acquire().await.unwrap();
-                assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
-                tokio::task::yield_now().await;
-                inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
-                guard.release().await.unwrap();
-            }
-        });
-    }
-    soon("all rounds", async {
-        while let Some(done) = tasks.join_next().await {
-            done.unwrap();
-        }
-    })
-    .await;
-    assert_eq!(held(&server), [""; 0]);
-}

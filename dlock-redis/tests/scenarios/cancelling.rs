@@ -3,31 +3,10 @@
 use std::time::Duration;
 
 use dlock_rig::servers::redis::RedisServer;
-use dlock_testkit::cancel::{Cut, every_await_point, poll_n_then_drop};
+use dlock_testkit::cancel::{Cut, every_await_point};
 use tokio::task::JoinSet;
 
 use crate::support::{LONG, Proxied, held, locks, until};
-
-#[tokio::test]
-async fn an_acquire_dropped_at_any_await_leaves_nothing() {
-    let server = RedisServer::start().unwrap();
-    let locks = locks(&server.url(), LONG).await;
-    let (lock, server, locks) = (locks.lock("room"), &server, &locks);
-    let cuts = every_await_point(
-        || lock.acquire(),
-        async |cut: Cut, output| {
-            if let Some(guard) = output {
-                guard.unwrap().release().await.unwrap();
-            }
-            until(&format!("the clean-up after {cut:?}"), || {
-                locks.stats().background == 0 && locks.stats().held == 0 && held(server).is_empty()
-            })
-            .await;
-        },
-    )
-    .await;
-    assert!(cuts >= 4, "{cuts} cuts");
-}
 
 #[tokio::test]
 async fn a_waiter_dropped_at_any_await_leaves_neither_a_lock_nor_a_channel() {
@@ -44,19 +23,6 @@ async fn a_waiter_dropped_at_any_await_leaves_neither_a_lock_nor_a_channel() {
     holder.release().await.unwrap();
     until("the clean-up", || ours.stats().background == 0 && held(&server).is_empty()).await;
     until("the channels to be left", || server.channels().is_empty()).await;
-}
-
-#[tokio::test]
-async fn a_release_dropped_at_any_await_is_carried_out() {
-    let server = RedisServer::start().unwrap();
-    let locks = locks(&server.url(), LONG).await;
-    let (lock, server) = (locks.lock("room"), &server);
-    for polls in 0..6 {
-        let guard = lock.acquire().await.unwrap();
-        let released = poll_n_then_drop(guard.release(), polls).await;
-        assert!(released.is_none_or(|it| it.is_ok()));
-        until(&format!("the release after {polls} polls"), || held(server).is_empty()).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,11 +1,13 @@
-//! Connections like those of clients that the program has already.
+//! Connections like those of clients that the program has already, and their end.
+
+use std::time::Duration;
 
 use dlock_core::{ErrorKind, Locks};
 use dlock_redis::Redis;
 use dlock_rig::servers::redis::{RedisCluster, RedisSentinel, RedisServer};
 use redis::{Client, ConnectionAddr, IntoConnectionInfo};
 
-use crate::support::{LONG, error_of, over, soon};
+use crate::support::{LONG, error_of, held, over, soon, until};
 
 /// The lock is held for every client of the same server, and is free for others.
 async fn excludes(ours: &Locks, theirs: &Locks) {
@@ -166,4 +168,25 @@ mod credentials {
         drop(rotate);
         error_of(builder.connect().await, ErrorKind::Denied);
     }
+}
+
+#[tokio::test]
+async fn a_shutdown_gives_back_every_lock_and_closes_every_connection() {
+    let server = RedisServer::start().unwrap();
+    let redis = Redis::connect(&server.url()).await.unwrap();
+    let locks = over(redis, LONG);
+    let mut guards = Vec::new();
+    for number in 0..100 {
+        guards.push(locks.lock(format!("room_{number}")).acquire().await.unwrap());
+    }
+    assert_eq!(held(&server).len(), 100);
+    locks.shutdown(Duration::from_secs(10)).await.unwrap();
+    assert_eq!(held(&server), [""; 0]);
+    error_of(locks.lock("room").acquire().await, ErrorKind::Closed);
+    drop(guards);
+    until("the connections to close", || {
+        let clients: String = server.command(&["CLIENT", "LIST"]);
+        !clients.contains("lib-name=dlock") && clients.lines().count() == 1
+    })
+    .await;
 }

@@ -9,12 +9,11 @@ use std::time::Duration;
 use dlock_core::backend::{LEFT_BEHIND, Mode};
 use dlock_core::{ErrorKind, Guard, Lock, Locks, Requirement, Wait};
 use dlock_redis::{Recipe, Redis};
-use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::redis::RedisServer;
 use tokio::sync::RwLock;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::support::{HOUR, LONG, Proxied, SHORT, error_of, fence, held, locks, soon, until};
+use crate::support::{HOUR, LONG, Proxied, error_of, fence, held, locks, soon, until};
 
 fn fair(locks: &Locks) -> Lock {
     locks.lock("room").with_wait(LONG).with_fairness(true)
@@ -33,28 +32,6 @@ async fn wait_behind(server: &RedisServer, locks: &Locks) -> JoinHandle<dlock_co
     let waiter = tokio::spawn(async move { lock.acquire().await });
     until("the place in line", || in_line(server) > before).await;
     waiter
-}
-
-#[tokio::test]
-async fn waiters_of_two_processes_are_served_in_the_order_in_which_they_came() {
-    let server = RedisServer::start().unwrap();
-    let clients = [locks(&server.url(), LONG).await, locks(&server.url(), LONG).await];
-    let first = fair(&clients[0]).acquire().await.unwrap();
-    assert_eq!(clients[1].inspect("room").await.unwrap().unwrap().mode, Mode::Exclusive);
-    let mut last = fence(&first);
-    let mut waiters = Vec::new();
-    for number in [0, 1, 0, 0, 1, 1, 0, 1] {
-        waiters.push(wait_behind(&server, &clients[number]).await);
-    }
-    let mut guard = first;
-    for waiter in waiters {
-        guard.release().await.unwrap();
-        guard = soon("its turn", waiter).await.unwrap().unwrap();
-        assert!(fence(&guard) > last, "fences are in the order of the sections");
-        last = fence(&guard);
-    }
-    guard.release().await.unwrap();
-    assert_eq!(held(&server), [""; 0]);
 }
 
 #[tokio::test]
@@ -367,54 +344,6 @@ async fn waiters_that_are_cancelled_leave_nothing_and_those_behind_them_are_serv
     let guard = soon("its turn", after).await.unwrap().unwrap();
     guard.release().await.unwrap();
     until("the clean-up", || ours.stats().background + theirs.stats().background == 0).await;
-    assert_eq!(held(&server), [""; 0]);
-}
-
-#[tokio::test]
-async fn a_waiter_that_is_cut_off_loses_its_place_and_is_skipped() {
-    let on = Proxied::start();
-    let (near, cut_off) = (locks(&on.server.url(), LONG).await, on.locks(LONG).await);
-    let guard = fair(&near).acquire().await.unwrap();
-    let lost = wait_behind(&on.server, &cut_off).await;
-    let next = wait_behind(&on.server, &near).await;
-    for direction in [Direction::ToServer, Direction::ToClient] {
-        on.proxy.set(direction, Flow::Drop);
-    }
-    guard.release().await.unwrap();
-    let guard = soon("its turn", next).await.unwrap().unwrap();
-    assert!(!lost.is_finished());
-    lost.abort();
-    guard.release().await.unwrap();
-    until("the places to be left", || held(&on.server).is_empty()).await;
-}
-
-#[tokio::test]
-async fn a_holder_that_renews_no_more_keeps_the_line_waiting_until_its_lease_has_ended() {
-    let on = Proxied::start();
-    let (cut_off, near) = (on.locks(SHORT).await, locks(&on.server.url(), LONG).await);
-    let guard = fair(&cut_off).acquire().await.unwrap();
-    let waiter = wait_behind(&on.server, &near).await;
-    for direction in [Direction::ToServer, Direction::ToClient] {
-        on.proxy.set(direction, Flow::Drop);
-    }
-    soon("the loss", guard.lost()).await;
-    soon("its turn", waiter).await.unwrap().unwrap().release().await.unwrap();
-    assert_eq!(held(&on.server), [""; 0]);
-}
-
-#[tokio::test]
-async fn a_lock_that_is_taken_away_by_force_goes_to_the_first_in_line() {
-    let server = RedisServer::start().unwrap();
-    let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);
-    let guard = fair(&ours).acquire().await.unwrap();
-    let first = wait_behind(&server, &theirs).await;
-    let second = wait_behind(&server, &ours).await;
-    assert!(theirs.force_release("room").await.unwrap());
-    let next = soon("its turn", first).await.unwrap().unwrap();
-    assert!(!second.is_finished(), "it is the second");
-    error_of(guard.release().await, ErrorKind::NotHeld);
-    next.release().await.unwrap();
-    soon("its turn", second).await.unwrap().unwrap().release().await.unwrap();
     assert_eq!(held(&server), [""; 0]);
 }
 

@@ -12,7 +12,6 @@ mod clocks;
 mod cluster;
 mod commands;
 mod disturbances;
-mod dropping;
 mod failover;
 mod fairness;
 mod freezing;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use dlock_core::{Error, ErrorKind, Guard, Locks};
+use dlock_core::{Guard, Locks};
 use dlock_redis::Redis;
+pub(crate) use dlock_rig::expect::{error_of, fence, soon, until};
 use dlock_rig::proxy::{Proxy, Resp};
 use dlock_rig::servers::redis::RedisServer;
 
@@ -15,9 +16,6 @@ pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
 /// A lease that is renewed, or runs out, while a test looks on; a busy machine renews it in time.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
-
-/// How long anything may take that is certain to come.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Locks of a client of its own.
 pub(crate) async fn locks(url: &str, lease: Duration) -> Locks {
@@ -77,37 +75,6 @@ pub(crate) fn held(server: &RedisServer) -> Vec<String> {
 
 pub(crate) fn is_counter(key: &str) -> bool {
     key.starts_with("dlock:fence:")
-}
-
-/// Waits for what has to come.
-pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
-        Ok(output) => output,
-        Err(_) => panic!("{what} did not come within {PATIENCE:?}"),
-    }
-}
-
-/// Waits until something holds that nobody tells of.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let wait = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(what, wait).await;
-}
-
-/// The error of a result that has to be of this kind.
-#[track_caller]
-pub(crate) fn error_of<T: std::fmt::Debug>(result: Result<T, Error>, kind: ErrorKind) -> Error {
-    let error = result.expect_err("this cannot succeed");
-    assert_eq!(error.kind(), kind, "{error}");
-    error
-}
-
-/// The number of a guard's fence.
-pub(crate) fn fence(guard: &Guard) -> u64 {
-    guard.fence().expect("every grant has a fence").get()
 }
 
 /// Takes the lock, and tries again while the servers find themselves.

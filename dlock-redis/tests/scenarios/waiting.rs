@@ -150,17 +150,6 @@ async fn one_connection_listens_for_all_waiters_and_none_when_nobody_waits() {
 }
 
 #[tokio::test]
-async fn a_dead_holders_lock_is_taken_over_when_its_lease_ends() {
-    let server = RedisServer::start().unwrap();
-    let locks = locks(&server.url(), LONG).await;
-    // What a killed holder leaves behind.
-    let value = format!("{:032x} 1700000000000000+0 host=dead pid=1", 7);
-    server.command::<()>(&["SET", "dlock:room", &value, "PX", "700"]);
-    let guard = soon("the lock", wait_for(&locks, "room")).await.unwrap().unwrap();
-    guard.release().await.unwrap();
-}
-
-#[tokio::test]
 async fn messages_for_nothing_cost_a_request_and_grant_nothing() {
     let server = RedisServer::start().unwrap();
     let (ours, theirs) = (locks(&server.url(), LONG).await, locks(&server.url(), LONG).await);

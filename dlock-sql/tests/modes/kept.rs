@@ -1,18 +1,16 @@
 //! Locks that live as long as a connection.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use dlock_core::{Backend, Error, ErrorKind, Guard, Locks, Result, Wait};
+use dlock_core::{Backend, ErrorKind, Guard, Locks, Result, Wait};
+pub(crate) use dlock_rig::expect::{error_of, soon};
 use dlock_rig::proxy::{Direction, Flow, Mysql, Pgwire, Proxy};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{
     MysqlOptions, MysqlRowLocks, MysqlSessions, PostgresOptions, PostgresRowLocks, PostgresSessions,
 };
-
-use tokio::task::JoinSet;
 
 use crate::support::Child;
 
@@ -217,19 +215,6 @@ pub(crate) async fn take(locks: &Locks, key: &str) -> Guard {
     locks.lock(key).acquire().await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-#[track_caller]
-pub(crate) fn error_of<T>(result: Result<T>, kind: ErrorKind) -> Error {
-    let Err(error) = result else { panic!("no error, but {kind:?} was to come") };
-    assert_eq!(error.kind(), kind, "{error}");
-    error
-}
-
-/// Waits for what has to come.
-pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    let limit = Duration::from_secs(30);
-    tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("{what} did not come"))
-}
-
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     soon(what, async {
         while !holds() {
@@ -331,49 +316,6 @@ on_each_kind! {
         }
     }
 
-    async fn an_acquire_that_is_cancelled_at_any_time_leaves_nothing_on_the_server<K: Kind>() {
-        let server = K::start(&[]);
-        let locks = locks::<K>(&server, LONG).await;
-        let mut random = fastrand::Rng::with_seed(11);
-        for n in 0..400 {
-            let lock = locks.lock(format!("k{}", n % 5)).with_wait(Duration::from_millis(200));
-            let limit = Duration::from_micros(random.u64(0..2_500));
-            let _ = tokio::time::timeout(limit, lock.acquire()).await;
-        }
-        until("all withdrawals", || locks.stats().background == 0 && locks.stats().held == 0).await;
-        until("every lock is free", || K::held(&server) == 0).await;
-        assert_eq!(locks.stats().lost, 0);
-        take(&locks, "k0").await.release().await.unwrap();
-    }
-
-    async fn many_tasks_at_once_exclude_each_other_and_see_growing_fences<K: Kind>() {
-        let server = K::start(&[]);
-        let both = [locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await];
-        let rooms: Arc<[Mutex<u64>; 5]> = Arc::default();
-        let mut tasks = JoinSet::new();
-        for task in 0..24_usize {
-            let (locks, rooms) = (both[task % 2].clone(), Arc::clone(&rooms));
-            tasks.spawn(async move {
-                for round in 0..10_usize {
-                    let own = take(&locks, &format!("own_{task}")).await;
-                    let room = (task + round) % rooms.len();
-                    let guard = take(&locks, &format!("room_{room}")).await;
-                    {
-                        let mut last = rooms[room].try_lock().expect("nobody else is in the room");
-                        let fence = guard.fence().unwrap().get();
-                        assert!(fence > *last, "{fence} after {last}");
-                        *last = fence;
-                        std::thread::sleep(Duration::from_micros(200));
-                    }
-                    guard.release().await.unwrap();
-                    own.release().await.unwrap();
-                }
-            });
-        }
-        soon("the end", tasks.join_all()).await;
-        until("every lock is free", || K::held(&server) == 0).await;
-    }
-
     async fn a_server_that_ends_idle_sessions_early_is_told_not_to<K: Kind>() {
         let settings: &[_] = if K::ROLE.starts_with("postgres") {
             &[("idle_session_timeout", "3s"), ("idle_in_transaction_session_timeout", "3s")]
@@ -412,19 +354,6 @@ on_each_kind! {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         let error = locks.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    }
-
-    async fn a_holder_is_known_by_everybody_and_a_free_lock_has_none<K: Kind>() {
-        let server = K::start(&[]);
-        let (ours, theirs) = (locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await);
-        let guard = take(&ours, "a").await;
-        let holder = theirs.inspect("a").await.unwrap().unwrap();
-        assert_eq!((holder.pid, holder.fence), (Some(std::process::id()), guard.fence()));
-        let error = theirs.lock("a").with_wait(Wait::No).acquire().await.unwrap_err();
-        assert_eq!((error.kind(), error.holder().and_then(|holder| holder.pid)), (ErrorKind::Busy, Some(std::process::id())));
-        guard.release().await.unwrap();
-        assert_eq!(theirs.inspect("a").await.unwrap(), None);
-        assert_eq!(theirs.inspect("b").await.unwrap(), None);
     }
 
     async fn a_release_by_force_ends_the_connection_that_keeps_the_lock_and_no_other<K: Kind>() {

@@ -210,13 +210,19 @@ async fn crowd<B: Backend>(
         })
         .collect();
     let sent = || processes.iter().map(|(proxy, _)| proxy.traffic().bytes_to_server).sum::<u64>();
-    let mut before = 0;
-    // Their arrival is over when a tenth of a second takes an eighth of what two seconds may take.
-    until("all wait", || sent() - std::mem::replace(&mut before, sent()) <= at_most / 8).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let sent = sent() - before;
-    println!("{sent} bytes in 2 s, sessions: {sessions}");
-    assert!(sent <= at_most, "{sent} bytes in 2 s");
+    // Each asks once when it arrives, which takes as long as the machine wants. Waiters that go on asking never leave
+    // two seconds to the server.
+    let mut in_two_seconds = u64::MAX;
+    for _ in 0..15 {
+        let before = sent();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        in_two_seconds = sent() - before;
+        println!("{in_two_seconds} bytes in 2 s, sessions: {sessions}");
+        if in_two_seconds <= at_most {
+            break;
+        }
+    }
+    assert!(in_two_seconds <= at_most, "{in_two_seconds} bytes in 2 s");
     guard.release().await.unwrap();
     for waiter in waiters {
         waiter.await.unwrap().unwrap();

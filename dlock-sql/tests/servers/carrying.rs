@@ -30,8 +30,7 @@ fn rows<D: Db>(db: &D) -> String {
 
 on_both! {
     async fn whoever_took_a_lock_over_is_told_of_those_who_wait_since_before<D: Db>(db: D) {
-        let mark = if D::KEY == "key" { "awaited::int" } else { "RIGHT(holder, 8) = ' awaited'" };
-        let mark = format!("SELECT {mark} FROM dlock WHERE {} = 'k'", D::KEY);
+        let mark = db.mark_of_waiters();
         let backends = (db.backend().await, db.backend().await);
         let is_marked = async || db.query(&mark) == "1";
         carried::whoever_took_a_lock_over_is_told_of_those_who_wait_since_before(backends, is_marked).await;

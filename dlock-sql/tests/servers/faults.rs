@@ -75,19 +75,6 @@ on_both! {
         assert_eq!(db.held(), 0);
     }
 
-    async fn cancelled_acquires_leave_nothing_behind<D: Db>(db: D) {
-        let locks = db.locks().await;
-        let mut random = fastrand::Rng::with_seed(7);
-        for n in 0..300 {
-            let lock = locks.lock(format!("k{}", n % 7));
-            let limit = Duration::from_micros(random.u64(0..3_000));
-            let _ = tokio::time::timeout(limit, lock.acquire()).await;
-        }
-        until("all withdrawals", || locks.stats().background == 0 && locks.stats().held == 0).await;
-        until("every lock is free", || db.held() == 0).await;
-        take(&locks, "k0").await.release().await.unwrap();
-    }
-
     async fn statements_that_get_into_each_others_way_are_tried_again<D: Db>(db: D) {
         let locks = db.locks().await;
         take(&locks, "a").await.release().await.unwrap();

@@ -12,10 +12,13 @@ mod connections;
 mod failover;
 mod faults;
 mod full;
+#[path = "../by_hand/handoff.rs"]
+mod handed_off;
 mod handoff;
-mod keys;
 mod line;
 mod lost_replies;
+#[path = "../by_hand/mixing.rs"]
+mod mixing;
 mod named;
 mod opening;
 mod poolers;

@@ -9,26 +9,6 @@ use crate::by_hand::{granted, request};
 use crate::support::{Db, is_error, on_both, take};
 
 on_both! {
-    async fn holders_are_listed_with_what_they_hold<D: Db>(db: D) {
-        let backend = db.backend().await;
-        let locks = dlock_core::Locks::builder(backend.clone()).with_label("worker 7").build().unwrap();
-        let keys = ["room_7", "Room_7", "zürich 🔒", "z"];
-        let mut guards = Vec::new();
-        for key in keys {
-            guards.push(take(&locks, key).await);
-        }
-        take(&locks, "free").await.release().await.unwrap();
-        let held = D::holders(&backend).await.unwrap();
-        let mut sorted = keys;
-        sorted.sort_unstable();
-        assert_eq!(held.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), sorted);
-        for (key, holder) in &held {
-            let guard = guards.iter().find(|guard| guard.key() == key.as_str()).unwrap();
-            assert_eq!(holder.fence, guard.fence());
-            assert_eq!((holder.pid, holder.label.as_deref()), (Some(std::process::id()), Some("worker 7")));
-            assert!(holder.expires_in.is_some_and(|left| left <= Duration::from_secs(30)));
-        }
-    }
 
     // Somebody has written it by hand, or another program.
     async fn a_fence_below_zero_is_none<D: Db>(db: D) {

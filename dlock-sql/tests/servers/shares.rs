@@ -10,6 +10,7 @@ use dlock_rig::servers::pgbouncer::PgBouncer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{MysqlOptions, Postgres, PostgresOptions};
 
+use crate::mixing;
 use crate::support::{Db, is_error, on_both, once, take, until};
 
 /// Rows beside those of keys.
@@ -231,18 +232,7 @@ on_both! {
         drop(db.backend().await);
         let directory = tempfile::tempdir().unwrap();
         let start = || children::start(&db.url(), directory.path());
-        let mut others: Vec<_> = (0..4).map(|_| start()).collect();
-        for _ in 0..2 {
-            tokio::time::sleep(Duration::from_millis(900)).await;
-            let mut killed = others.swap_remove(0);
-            killed.kill().unwrap();
-            killed.wait().unwrap();
-            others.push(start());
-        }
-        for mut other in others {
-            assert!(other.wait().unwrap().success());
-        }
-        children::check(directory.path());
+        mixing::some_are_killed(directory.path(), start).await;
         // What the killed ones had is back within a lease, and the time that a busy machine takes.
         let locks = db.locks().await;
         take(&locks, "k").await.release().await.unwrap();
@@ -252,13 +242,14 @@ on_both! {
 
 /// Processes of their own.
 mod children {
-    use std::fmt::Write;
     use std::path::Path;
     use std::process::{Child, Command, Stdio};
-    use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+    use std::time::Duration;
 
-    use dlock_core::{Locks, Wait};
+    use dlock_core::Locks;
     use dlock_sql::{Mysql, Postgres};
+
+    use crate::mixing;
 
     const URL: &str = "DLOCK_TEST_URL";
     const LOGS: &str = "DLOCK_TEST_LOGS";
@@ -282,77 +273,7 @@ mod children {
         } else {
             Locks::builder(Postgres::connect(&url).await.unwrap()).with_lease(lease).build()
         };
-        mix(&locks.unwrap(), Path::new(&logs)).await;
-    }
-
-    fn now() -> i64 {
-        i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap()
-    }
-
-    /// Reads, writes and takes permits in turn, and writes down when, with which fence.
-    async fn mix(locks: &Locks, logs: &Path) {
-        let (until, mut log) = (Instant::now() + Duration::from_secs(4), String::new());
-        while Instant::now() < until {
-            let (kind, taken) =
-                [("read", 1), ("write", 1), ("permits", 1), ("permits", 2)][fastrand::usize(..4)];
-            let guard = match kind {
-                "read" => locks.lock("k").read().with_wait(Wait::Forever).acquire().await,
-                "write" => locks.lock("k").with_wait(Wait::Forever).acquire().await,
-                _ => locks.semaphore("s", 3).take(taken).with_wait(Wait::Forever).acquire().await,
-            };
-            let (guard, begin) = (guard.unwrap(), now());
-            tokio::time::sleep(Duration::from_micros(fastrand::u64(0..3_000))).await;
-            let end = now();
-            if guard.check().is_ok() {
-                writeln!(log, "{kind} {taken} {} {begin} {end}", guard.fence().unwrap()).unwrap();
-                std::fs::write(logs.join(std::process::id().to_string()), &log).unwrap();
-            }
-            drop(guard.release().await);
-        }
-    }
-
-    struct Section {
-        kind: String,
-        taken: i64,
-        fence: u64,
-        begin: i64,
-        end: i64,
-    }
-
-    pub(super) fn check(logs: &Path) {
-        let mut sections = Vec::new();
-        for file in std::fs::read_dir(logs).unwrap().flatten() {
-            for line in std::fs::read_to_string(file.path()).unwrap().lines() {
-                let mut words = line.split(' ');
-                let kind = words.next().unwrap().to_owned();
-                let numbers: Vec<i64> = words.map(|word| word.parse().unwrap()).collect();
-                let [taken, fence, begin, end] = numbers[..] else { continue };
-                sections.push(Section { kind, taken, fence: fence.unsigned_abs(), begin, end });
-            }
-        }
-        assert!(sections.len() > 30, "{} sections", sections.len());
-        for (n, one) in sections.iter().enumerate() {
-            let others = || sections.iter().enumerate().filter(|(m, _)| *m != n).map(|(_, other)| other);
-            let overlaps = |other: &&Section| other.begin < one.end && one.begin < other.end;
-            if one.kind == "permits" {
-                // Whoever began last among those that overlap sees all of them.
-                let at_begin = |other: &&Section| {
-                    other.kind == "permits" && other.begin <= one.begin && one.begin < other.end
-                };
-                let taken: i64 = others().filter(at_begin).map(|other| other.taken).sum();
-                assert!(taken + one.taken <= 3, "{} permits", taken + one.taken);
-            } else if one.kind == "write" {
-                for other in others().filter(|other| other.kind != "permits") {
-                    assert!(!overlaps(&other), "a {} beside a writer", other.kind);
-                    assert_eq!(
-                        other.fence < one.fence,
-                        other.end <= one.begin,
-                        "a fence of a {}",
-                        other.kind
-                    );
-                }
-            }
-        }
+        mixing::mix(&locks.unwrap(), Path::new(&logs)).await;
     }
 }
 

@@ -1,9 +1,10 @@
 //! What the tests of both kinds of servers stand on.
 
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_core::{Backend, Error, ErrorKind, Guard, Holder, Key, Locks, Result, Wait};
+pub(crate) use dlock_rig::expect::until;
 use dlock_rig::proxy::{self, Pgwire, Proxy};
 use dlock_rig::servers::SteppedClock;
 use dlock_rig::servers::mysql::MysqlServer;
@@ -66,6 +67,12 @@ pub(crate) trait Db: Send + Sync + Sized + 'static {
     fn close_pool(pool: &Self::Pool) -> impl Future<Output = ()> + Send;
     /// Locks all rows of the table until the result is dropped.
     fn lock_rows(pool: &Self::Pool) -> impl Future<Output = Box<dyn Send>> + Send;
+
+    /// Asks whether somebody has noted with the lock `k` that it waits.
+    fn mark_of_waiters(&self) -> String {
+        let mark = if Self::KEY == "key" { "awaited::int" } else { "RIGHT(holder, 8) = ' awaited'" };
+        format!("SELECT {mark} FROM dlock WHERE {} = 'k'", Self::KEY)
+    }
 
     /// A backend on the table, which is made.
     fn backend(&self) -> impl Future<Output = Self::Backend> + Send {
@@ -339,15 +346,6 @@ pub(crate) fn is_error<T>(result: Result<T>, kind: ErrorKind, parts: &[&str]) ->
     }
     assert!(!error.to_string().contains("hunter2"), "a password in: {error}");
     error
-}
-
-/// Waits until `what` holds.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// Asks once.

@@ -10,40 +10,6 @@ use dlock_rig::servers::postgres::PostgresServer;
 use crate::support::{Db, on_both, take, until};
 
 on_both! {
-    async fn a_release_lets_a_waiter_of_another_process_in<D: Db>(db: D) {
-        let (ours, theirs) = (db.locks().await, db.locks().await);
-        for round in 0..20 {
-            let guard = take(&ours, "a").await;
-            let waiter = tokio::spawn({ let theirs = theirs.clone(); async move { take(&theirs, "a").await } });
-            if round % 2 == 0 {
-                until("waiting", || theirs.stats().background == 0 && !waiter.is_finished()).await;
-            }
-            guard.release().await.unwrap();
-            waiter.await.unwrap().release().await.unwrap();
-        }
-    }
-
-    async fn many_processes_count_in_one_row_without_losing_any<D: Db>(db: D) {
-        db.query("CREATE TABLE counter (n bigint)");
-        db.query("INSERT INTO counter VALUES (0)");
-        let mut workers = Vec::new();
-        let db = std::sync::Arc::new(db);
-        for _ in 0..4 {
-            let (locks, db) = (db.locks().await, std::sync::Arc::clone(&db));
-            workers.push(tokio::spawn(async move {
-                for _ in 0..15 {
-                    let guard = take(&locks, "counter").await;
-                    let now: u64 = db.query("SELECT n FROM counter").parse().unwrap();
-                    db.query(&format!("UPDATE counter SET n = {}", now + 1));
-                    guard.release().await.unwrap();
-                }
-            }));
-        }
-        for worker in workers {
-            worker.await.unwrap();
-        }
-        assert_eq!(db.query("SELECT n FROM counter"), "60");
-    }
 
     async fn a_thousand_waiters_ask_no_more_than_one_for_each_key<D: Db>(db: D) {
         const KEYS: usize = 10;

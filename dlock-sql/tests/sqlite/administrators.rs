@@ -1,38 +1,8 @@
 //! What administrators see and do.
 
-use std::time::Duration;
-
 use dlock_core::{ErrorKind, Locks};
 
 use crate::support::Site;
-
-#[tokio::test]
-async fn holders_are_listed_with_what_they_hold() {
-    let site = Site::new();
-    let backend = site.backend().await;
-    let locks = Locks::builder(backend).with_label("worker 7").build().unwrap();
-    let mut guards = Vec::new();
-    for key in ["room_7", "Room_7", "zürich 🔒"] {
-        guards.push(locks.lock(key).acquire().await.unwrap());
-    }
-    locks.lock("free").acquire().await.unwrap().release().await.unwrap();
-    let ended =
-        locks.lock("ended").with_lease(Duration::from_millis(50)).with_max_hold(Duration::from_millis(50));
-    let ended = ended.acquire().await.unwrap();
-    ended.lost().await;
-    tokio::time::sleep(Duration::from_millis(60)).await;
-    let held = locks.holders().await.unwrap();
-    assert_eq!(
-        held.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(),
-        ["Room_7", "room_7", "zürich 🔒"]
-    );
-    for (key, holder) in &held {
-        let guard = guards.iter().find(|guard| guard.key() == key.as_str()).unwrap();
-        assert_eq!(holder.fence, guard.fence());
-        assert_eq!((holder.pid, holder.label.as_deref()), (Some(std::process::id()), Some("worker 7")));
-        assert!(holder.expires_in.is_some_and(|left| left <= Duration::from_secs(30)));
-    }
-}
 
 #[tokio::test]
 async fn more_holders_than_one_answer_has_are_all_listed() {

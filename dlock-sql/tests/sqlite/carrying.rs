@@ -3,13 +3,12 @@
 use sqlx::Row;
 
 use crate::carried;
-use crate::support::Site;
+use crate::support::{MARK_OF_WAITERS, Site};
 
 #[tokio::test]
 async fn whoever_took_a_lock_over_is_told_of_those_who_wait_since_before() {
     let site = Site::new();
-    let marks = "SELECT count(*) FROM dlock WHERE holder LIKE '% awaited'";
-    let is_marked = async || site.number(marks).await == 1;
+    let is_marked = async || site.number(MARK_OF_WAITERS).await == 1;
     let backends = (site.backend().await, site.backend().await);
     carried::whoever_took_a_lock_over_is_told_of_those_who_wait_since_before(backends, is_marked).await;
 }

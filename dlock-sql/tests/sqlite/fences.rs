@@ -11,21 +11,6 @@ use crate::support::{Site, claim, fence, granted};
 const LEASE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn a_fence_grows_with_every_grant_and_is_kept_across_releases() {
-    let site = Site::new();
-    let backend = site.backend().await;
-    let mut last = None;
-    for _ in 0..200 {
-        let mut mine = claim(&backend, "k", LEASE).await;
-        let this = fence(granted(mine.attempt().await.unwrap()));
-        assert!(Some(this) > last);
-        last = Some(this);
-        let _ = mine.withdraw().await.unwrap();
-    }
-    assert_eq!(site.number("SELECT count(*) FROM dlock WHERE key > x''").await, 1);
-}
-
-#[tokio::test]
 async fn a_fence_begins_at_the_wall_clock_and_does_not_need_it_to_grow() {
     let site = Site::new();
     let backend = site.backend().await;

@@ -6,7 +6,7 @@ use dlock_core::backend::{Renewed, Validity, Withdrawal};
 use dlock_core::{Backend, Claim, ErrorKind, Key, Wait};
 use dlock_sql::SqliteOptions;
 
-use crate::processes::boot_time;
+use crate::mixing::boot_time;
 use crate::support::{Site, busy, claim, fence, granted};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -158,51 +158,6 @@ async fn two_handles_on_one_file_exclude_each_other_and_two_tables_do_not() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_over_says_so_with_the_holder() {
-    let site = Site::new();
-    let (one, two) = (site.locks().await, site.locks().await);
-    let _guard = one.lock("k").acquire().await.unwrap();
-    let limit = Duration::from_millis(80);
-    let error = two.lock("k").with_wait(limit).acquire().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(error.waited().unwrap() >= limit && error.holder().is_some(), "{error}");
-}
-
-#[tokio::test]
-async fn a_lock_that_is_given_back_goes_to_a_waiter_in_the_same_process_at_once() {
-    let site = Site::new();
-    let locks = site.locks().await;
-    let counter = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
-    let tasks: Vec<_> = (0..200)
-        .map(|_| {
-            let (lock, counter) = (locks.lock("k").with_wait(Wait::Forever), counter.clone());
-            tokio::spawn(async move {
-                let guard = lock.acquire().await.unwrap();
-                let seen = counter.load(std::sync::atomic::Ordering::SeqCst);
-                tokio::task::yield_now().await;
-                counter.store(seen + 1, std::sync::atomic::Ordering::SeqCst);
-                guard.release().await.unwrap();
-            })
-        })
-        .collect();
-    for task in tasks {
-        task.await.unwrap();
-    }
-    assert_eq!(counter.load(std::sync::atomic::Ordering::SeqCst), 200);
-}
-
-#[tokio::test]
-async fn a_shutdown_leaves_nothing_and_closes() {
-    let site = Site::new();
-    let locks = site.locks().await;
-    let guards = [locks.lock("a").acquire().await.unwrap(), locks.lock("b").acquire().await.unwrap()];
-    locks.shutdown(Duration::from_secs(2)).await.unwrap();
-    assert!(guards.iter().all(|guard| guard.check().is_err()));
-    assert_eq!(site.held().await, 0);
-    assert_eq!(locks.lock("a").acquire().await.unwrap_err().kind(), ErrorKind::Closed);
-}
-
-#[tokio::test]
 async fn a_closed_backend_says_so() {
     let site = Site::new();
     let backend = site.backend().await;
@@ -213,19 +168,4 @@ async fn a_closed_backend_says_so() {
     assert_eq!(backend.prune(LEASE).await.unwrap_err().kind(), ErrorKind::Closed);
     // The log is gone when the last connection was closed in order.
     assert!(!site.directory.path().join("locks.db-wal").exists());
-}
-
-#[test]
-fn a_runtime_that_ends_with_guards_in_it_leaves_no_lock() {
-    let site = Site::new();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let locks = runtime.block_on(site.locks());
-    let guard = runtime.block_on(async { locks.lock("k").acquire().await.unwrap() });
-    drop(runtime);
-    drop(guard);
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let guard = locks.lock("k").with_wait(Duration::from_millis(500)).acquire().await.unwrap();
-        guard.release().await.unwrap();
-    });
 }

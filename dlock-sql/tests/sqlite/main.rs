@@ -8,9 +8,12 @@ mod cancelling;
 mod carried;
 mod carrying;
 mod fences;
+#[path = "../by_hand/handoff.rs"]
+mod handed_off;
 mod handoff;
-mod keys;
 mod locking;
+#[path = "../by_hand/mixing.rs"]
+mod mixing;
 mod opening;
 mod processes;
 mod renewing;

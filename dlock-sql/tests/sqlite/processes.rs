@@ -8,6 +8,7 @@ use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_sql::SqliteOptions;
 use sqlx::Connection;
 
+use crate::mixing::{self, boot_time};
 use crate::support::{Other, Site, raw};
 
 /// Plays the role that the environment asks for, and does nothing when none is.
@@ -20,12 +21,6 @@ fn a_child_process_plays_its_role() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let code = runtime.block_on(play(role.to_str().unwrap(), &PathBuf::from(path)));
     assert_eq!(code, ExitCode::SUCCESS);
-}
-
-/// Nanoseconds since the machine started: a time that compares between processes.
-pub(crate) fn boot_time() -> i64 {
-    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).unwrap();
-    time.tv_sec() * 1_000_000_000 + time.tv_nsec()
 }
 
 async fn play(role: &str, path: &Path) -> ExitCode {
@@ -69,7 +64,7 @@ async fn play(role: &str, path: &Path) -> ExitCode {
             }
             eprintln!("counted {mine}");
         }
-        "mix" => crate::shares::mix(&locks, path).await,
+        "mix" => mixing::mix(&locks, path.parent().unwrap()).await,
         "own" => {
             let (until, mut mine) = (Instant::now() + Duration::from_secs(2), 0);
             while Instant::now() < until {

@@ -80,16 +80,3 @@ async fn an_acquire_waits_for_a_writer_that_keeps_the_file_longer_than_one_reque
     guard.release().await.unwrap();
     assert_eq!(locks.stats().rechecks, 0, "a file that is busy is no unknown outcome");
 }
-
-#[test]
-fn a_lock_outlives_the_blocking_of_the_whole_runtime() {
-    let site = Site::new();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let locks = site.locks().await;
-        let guard = locks.lock("k").with_lease(Duration::from_millis(400)).acquire().await.unwrap();
-        std::thread::sleep(Duration::from_millis(1_200));
-        guard.check().unwrap();
-        guard.release().await.unwrap();
-    });
-}

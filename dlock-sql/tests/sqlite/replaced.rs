@@ -6,7 +6,7 @@ use std::time::Duration;
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_sql::{Sqlite, SqliteOptions};
 
-use crate::processes::boot_time;
+use crate::mixing::boot_time;
 use crate::support::{Other, Site, until};
 
 fn delete(site: &Site, names: &[&str]) {

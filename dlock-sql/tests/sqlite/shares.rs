@@ -1,14 +1,12 @@
 //! What several hold at a time, beside programs that know nothing of it, and beside rows of earlier times.
 
-use std::fmt::Write;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_core::backend::{Administration, Mode};
-use dlock_core::{Backend, Claim, ErrorKind, Key, Locks, Wait};
+use dlock_core::{Backend, Claim, ErrorKind, Key, Locks};
 
 use crate::by_hand::request;
-use crate::processes::boot_time;
+use crate::mixing;
 use crate::support::{Other, Site, granted};
 
 async fn locks(site: &Site) -> Locks {
@@ -127,79 +125,12 @@ async fn a_reader_that_is_cancelled_anywhere_leaves_connections_on_which_others_
     theirs.lock("k").with_wait(Duration::from_secs(20)).acquire().await.unwrap().release().await.unwrap();
 }
 
-/// Reads, writes and takes permits in turn, and writes down when, with which fence.
-pub(crate) async fn mix(locks: &Locks, path: &Path) {
-    let (until, mut log) = (Instant::now() + Duration::from_secs(3), String::new());
-    while Instant::now() < until {
-        let (kind, taken) = [("read", 1), ("write", 1), ("permits", 1), ("permits", 2)][fastrand::usize(..4)];
-        let guard = match kind {
-            "read" => locks.lock("k").read().with_wait(Wait::Forever).acquire().await,
-            "write" => locks.lock("k").with_wait(Wait::Forever).acquire().await,
-            _ => locks.semaphore("s", 3).take(taken).with_wait(Wait::Forever).acquire().await,
-        };
-        let (guard, begin) = (guard.unwrap(), boot_time());
-        tokio::time::sleep(Duration::from_micros(fastrand::u64(0..3_000))).await;
-        let end = boot_time();
-        if guard.check().is_ok() {
-            writeln!(log, "{kind} {taken} {} {begin} {end}", guard.fence().unwrap()).unwrap();
-            std::fs::write(path.with_file_name(format!("log-{}", std::process::id())), &log).unwrap();
-        }
-        drop(guard.release().await);
-    }
-}
-
-struct Section {
-    kind: String,
-    taken: i64,
-    fence: u64,
-    begin: i64,
-    end: i64,
-}
-
 #[tokio::test]
 async fn processes_of_which_some_are_killed_share_a_lock_and_a_semaphore_and_none_is_where_it_must_not_be() {
     let site = Site::new();
     drop(site.backend().await);
-    let mut others: Vec<_> = (0..4).map(|_| Other::start("mix", &site.path)).collect();
-    for _ in 0..2 {
-        tokio::time::sleep(Duration::from_millis(900)).await;
-        others.swap_remove(0).kill();
-        others.push(Other::start("mix", &site.path));
-    }
-    for other in others {
-        assert!(other.wait().success());
-    }
-    let mut sections = Vec::new();
-    for file in std::fs::read_dir(site.directory.path()).unwrap().flatten() {
-        if !file.file_name().to_string_lossy().starts_with("log-") {
-            continue;
-        }
-        for line in std::fs::read_to_string(file.path()).unwrap().lines() {
-            let mut words = line.split(' ');
-            let kind = words.next().unwrap().to_owned();
-            let numbers: Vec<i64> = words.map(|word| word.parse().unwrap()).collect();
-            let [taken, fence, begin, end] = numbers[..] else { continue };
-            sections.push(Section { kind, taken, fence: fence.unsigned_abs(), begin, end });
-        }
-    }
-    assert!(sections.len() > 50, "{} sections", sections.len());
-    for (n, one) in sections.iter().enumerate() {
-        let overlaps = |other: &&Section| other.begin < one.end && one.begin < other.end;
-        let others = sections.iter().enumerate().filter(|(m, _)| *m != n).map(|(_, other)| other);
-        if one.kind == "permits" {
-            // Whoever began last among those that overlap sees all of them.
-            let at_begin = |other: &&Section| {
-                other.kind == "permits" && other.begin <= one.begin && one.begin < other.end
-            };
-            let taken: i64 = others.filter(at_begin).map(|other| other.taken).sum();
-            assert!(taken + one.taken <= 3, "{} permits", taken + one.taken);
-        } else if one.kind == "write" {
-            for other in others.filter(|other| other.kind != "permits") {
-                assert!(!overlaps(&other), "a {} beside a writer", other.kind);
-                assert_eq!(other.fence < one.fence, other.end <= one.begin, "a fence of a {}", other.kind);
-            }
-        }
-    }
+    let start = || Other::start_mute("mix", &site.path);
+    mixing::some_are_killed(site.directory.path(), start).await;
 }
 
 #[tokio::test]

@@ -60,6 +60,9 @@ pub(crate) async fn raw(path: &Path) -> SqliteConnection {
     SqliteConnectOptions::new().filename(path).disable_statement_logging().connect().await.unwrap()
 }
 
+/// How many locks somebody has noted with that it waits for them.
+pub(crate) const MARK_OF_WAITERS: &str = "SELECT count(*) FROM dlock WHERE holder LIKE '% awaited'";
+
 /// A claim by hand.
 pub(crate) async fn claim(backend: &Sqlite, key: &str, lease: Duration) -> SqliteClaim {
     backend.claim(request(key, lease).await)
@@ -82,16 +85,22 @@ impl Other {
 
     /// By a command that ends with the arguments of the test binary.
     pub(crate) fn start_by(mut command: Command, role: &str, path: &Path) -> Self {
-        let mut child = command
+        let mut child = Self::play(&mut command, role, path).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// One that says nothing.
+    pub(crate) fn start_mute(role: &str, path: &Path) -> Child {
+        Self::play(&mut Command::new(std::env::current_exe().unwrap()), role, path).spawn().unwrap()
+    }
+
+    fn play<'a>(command: &'a mut Command, role: &str, path: &Path) -> &'a mut Command {
+        command
             .args(["--exact", "processes::a_child_process_plays_its_role", "--nocapture", "--test-threads=1"])
             .env("DLOCK_TEST_ROLE", role)
             .env("DLOCK_TEST_PATH", path)
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stderr.take().unwrap());
-        Self { child, lines }
     }
 
     /// The next line that says `word`, without it.

@@ -69,13 +69,13 @@ pub(super) const ALL: &[&[Case]] = &[
     runtimes::CASES,
 ];
 
-/// The list of a module's cases: `name: Needs, Pace;`. A case that is written and not listed is dead code, which the
-/// compiler tells.
+/// The list of a module's cases: `name: Need & Need, Pace;`. A case that is written and not listed is dead code, which
+/// the compiler tells.
 macro_rules! cases {
-    ($($name:ident: $needs:ident, $pace:ident;)+) => {
+    ($($name:ident: $($need:ident)&+, $pace:ident;)+) => {
         pub(super) const CASES: &[$crate::conformance::Case] = &[$($crate::conformance::Case {
             name: stringify!($name),
-            needs: $crate::conformance::Needs::$needs,
+            needs: &[$($crate::conformance::Need::$need),+],
             pace: $crate::conformance::Pace::$pace,
             run: |stage| Box::pin($name(stage)),
         }),+];

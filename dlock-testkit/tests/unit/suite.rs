@@ -105,15 +105,13 @@ impl Harness for Bare {
 fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
     let trials = tests("bare", || Bare(dlock_core::Memory::new(), None));
     let all = cases().count();
-    let fenced = cases().filter(|case| case.needs().missing(&Capabilities::basic()).is_some()).count();
+    let fenced = cases().filter(|case| case.missing(&Capabilities::basic()).is_some()).count();
     assert!(fenced >= 5);
     assert_eq!(trials.len(), all - fenced + 1, "the others, and the test that counts them");
     let error = account_for(&Capabilities::basic(), &[]).unwrap_err();
     assert!(error.contains("a_fence_grows_after_a_drop") && error.contains("no fences"), "{error}");
-    let named: Vec<_> = cases()
-        .filter(|case| case.needs().missing(&Capabilities::basic()).is_some())
-        .map(Case::name)
-        .collect();
+    let named: Vec<_> =
+        cases().filter(|case| case.missing(&Capabilities::basic()).is_some()).map(Case::name).collect();
     account_for(&Capabilities::basic(), &[&named]).unwrap();
     let modes: &[&[&str]] = &[SHARING, DOWNGRADING, PERMITS, FAIRNESS, LEAVING, CARRYING, CARRYING_SHARES];
     account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat()).unwrap();

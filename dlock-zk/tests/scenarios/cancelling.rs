@@ -4,33 +4,10 @@ use std::time::Duration;
 
 use dlock_rig::proxy::{Direction, Flow};
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
-use dlock_testkit::cancel::{Cut, every_await_point, poll_n_then_drop};
+use dlock_testkit::cancel::{Cut, every_await_point};
 use tokio::task::JoinSet;
 
-use crate::support::{
-    LONG, Proxied, lock_nodes, locks, places, soon, until, until_clean, until_in_line, wait_for,
-};
-
-#[tokio::test]
-async fn an_acquire_dropped_at_any_await_leaves_nothing() {
-    let server = ZooKeeperServer::start().unwrap();
-    let locks = locks(&server, LONG).await;
-    let (lock, admin, locks) = (locks.lock("room"), server.admin(), &locks);
-    let cuts = every_await_point(
-        || lock.acquire(),
-        async |cut: Cut, output| {
-            if let Some(guard) = output {
-                guard.unwrap().release().await.unwrap();
-            }
-            until(&format!("the clean-up after {cut:?}"), || {
-                locks.stats().background == 0 && locks.stats().held == 0 && places(admin, "room").is_empty()
-            })
-            .await;
-        },
-    )
-    .await;
-    assert!(cuts >= 4, "{cuts} cuts");
-}
+use crate::support::{LONG, Proxied, lock_nodes, locks, places, until, until_clean};
 
 #[tokio::test]
 async fn a_waiter_dropped_at_any_await_leaves_neither_a_place_nor_a_watch() {
@@ -48,20 +25,6 @@ async fn a_waiter_dropped_at_any_await_leaves_neither_a_place_nor_a_watch() {
     until("the watches to be removed but the holder's", || server.admin().watches() == 1).await;
     holder.release().await.unwrap();
     until_clean(&ours, server.admin(), &["room"]).await;
-}
-
-#[tokio::test]
-async fn a_release_dropped_at_any_await_is_carried_out() {
-    let server = ZooKeeperServer::start().unwrap();
-    let locks = locks(&server, LONG).await;
-    let lock = locks.lock("room");
-    for polls in 0..6 {
-        let guard = lock.acquire().await.unwrap();
-        let released = poll_n_then_drop(guard.release(), polls).await;
-        assert!(released.is_none_or(|it| it.is_ok()));
-        until(&format!("the release after {polls} polls"), || places(server.admin(), "room").is_empty())
-            .await;
-    }
 }
 
 #[tokio::test]
@@ -89,23 +52,6 @@ async fn acquires_dropped_while_the_answer_to_their_creation_is_on_its_way_leave
         until("the clean-up", || locks.stats().background == 0).await;
         until("the nodes to go", || lock_nodes(on.server.admin()) == 0).await;
     }
-}
-
-#[tokio::test]
-async fn a_waiter_that_is_dropped_lets_the_next_one_move_up() {
-    let server = ZooKeeperServer::start().unwrap();
-    let (first, second, third) =
-        (locks(&server, LONG).await, locks(&server, LONG).await, locks(&server, LONG).await);
-    let guard = first.lock("room").acquire().await.unwrap();
-    let dropped = wait_for(&second, "room");
-    until_in_line(server.admin(), "room", 2).await;
-    let next = wait_for(&third, "room");
-    until_in_line(server.admin(), "room", 3).await;
-    dropped.abort();
-    assert!(dropped.await.unwrap_err().is_cancelled());
-    until_in_line(server.admin(), "room", 2).await;
-    guard.release().await.unwrap();
-    soon("the lock", next).await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use dlock_core::{Error, ErrorKind, Guard, Locks, Wait};
+use dlock_core::{Guard, Locks, Wait};
+pub(crate) use dlock_rig::expect::{error_of, fence, soon, until};
 use dlock_rig::proxy::{Jute, Proxy};
 use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_zk::{ZooKeeper, ZooKeeperBuilder};
@@ -14,9 +15,6 @@ pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// A session that a test waits for the end of.
 pub(crate) const SHORT: Duration = Duration::from_millis(1_500);
-
-/// How long anything may take that is certain to come.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Locks of a session of their own, at the server or the servers at these addresses.
 pub(crate) async fn locks_at(addresses: &[SocketAddr], session: Duration) -> Locks {
@@ -109,24 +107,6 @@ pub(crate) async fn until_in_line(admin: Administrator, key: &str, count: usize)
     until(&format!("a line of {count}"), all_watch).await;
 }
 
-/// Waits for what has to come.
-pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
-        Ok(output) => output,
-        Err(_) => panic!("{what} did not come within {PATIENCE:?}"),
-    }
-}
-
-/// Waits until something holds that nobody tells of.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let wait = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    soon(what, wait).await;
-}
-
 /// Polls once.
 pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -142,17 +122,4 @@ pub(crate) async fn until_clean(locks: &Locks, admin: Administrator, keys: &[&st
         locks.stats().background == 0 && keys.iter().all(|key| places(admin, key).is_empty())
     })
     .await;
-}
-
-/// The error of a result that has to be of this kind.
-#[track_caller]
-pub(crate) fn error_of<T: std::fmt::Debug>(result: Result<T, Error>, kind: ErrorKind) -> Error {
-    let error = result.expect_err("this cannot succeed");
-    assert_eq!(error.kind(), kind, "{error}");
-    error
-}
-
-/// The number of a guard's fence.
-pub(crate) fn fence(guard: &Guard) -> u64 {
-    guard.fence().expect("every grant has a fence").get()
 }

@@ -22,6 +22,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use dlock_bench::measure::{Options, SLICE, runtime};
+use dlock_bench::peers::Profile;
 use dlock_interop::{collector, other_clients};
 use dlock_rig::servers::etcd::EtcdServer;
 
@@ -37,7 +38,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Role {
     /// Make pairs with one client only, for a profiler to look at
-    Profile(client::Profile),
+    Profile(Profile),
 }
 
 /// What all benches share.
@@ -60,7 +61,8 @@ fn main() -> Result<()> {
         ["client", which, url, ..] => client::serve(which, url),
         _ => {
             let cli = Cli::parse();
-            cli.role.map_or_else(|| measure_all(&cli.options), |Role::Profile(profile)| profile.run())
+            cli.role
+                .map_or_else(|| measure_all(&cli.options), |Role::Profile(profile)| client::profile(&profile))
         }
     }
 }

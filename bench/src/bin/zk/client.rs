@@ -1,92 +1,56 @@
-//! A process with one client, which makes pairs on request: what clients of one process have in common, such as
-//! the reactor of their sockets, would blur the figures of each.
-//!
-//! A profiler can look at one:
-//!
-//! ```text
-//! perf record -g target/release/bench-zk profile dlock zk://127.0.0.1:2181 --tasks 64
-//! ```
+//! A process with one client, which makes pairs on request, and crowds of waiters.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use clap::Args;
-use dlock_bench::measure::{Pace, drive, runtime};
+use dlock_bench::measure::runtime;
+use dlock_bench::peers::{Client, Profile, nothing_else};
 use dlock_core::{Guard, Locks};
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use dlock_testkit::now_ns;
-use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tokio::task::JoinSet;
 
 use crate::clients::{self, Bare};
 
-/// One of the clients in Rust.
-enum Client {
-    Ours(Arc<Locks>),
-    Bare(Arc<Bare>),
+async fn connect(which: &str, url: &str) -> Result<Client<Bare>> {
+    Ok(match which {
+        "dlock" => Client::Ours(Arc::new(clients::dlock(url).await?)),
+        "together" | "in-turn" => {
+            let address: SocketAddr = url.trim_start_matches("zk://").trim_end_matches('/').parse()?;
+            let bare = Bare::connect(address, which == "in-turn").await?;
+            bare.prepare(64).await?;
+            Client::Bare(Arc::new(bare))
+        }
+        other => bail!("no client is called {other}: dlock, together, in-turn"),
+    })
 }
 
-impl Client {
-    async fn connect(which: &str, url: &str) -> Result<Self> {
-        Ok(match which {
-            "dlock" => Self::Ours(Arc::new(clients::dlock(url).await?)),
-            "together" | "in-turn" => {
-                let address: SocketAddr = url.trim_start_matches("zk://").trim_end_matches('/').parse()?;
-                let bare = Bare::connect(address, which == "in-turn").await?;
-                bare.prepare(64).await?;
-                Self::Bare(Arc::new(bare))
-            }
-            other => bail!("no client is called {other}"),
-        })
-    }
-
-    fn ours(&self) -> Result<&Arc<Locks>> {
-        match self {
-            Self::Ours(locks) => Ok(locks),
-            Self::Bare(_) => bail!("the bare client does not wait"),
-        }
-    }
-
-    async fn pairs(&self, tasks: usize, time: Duration) -> Result<Pace> {
-        match self {
-            Self::Ours(locks) => drive(locks, tasks, time).await,
-            Self::Bare(bare) => drive(bare, tasks, time).await,
-        }
+fn ours(client: &Client<Bare>) -> Result<&Arc<Locks>> {
+    match client {
+        Client::Ours(locks) => Ok(locks),
+        Client::Bare(_) => bail!("the bare client does not wait"),
     }
 }
 
 /// Answers what standard input asks, until it ends.
 pub(crate) fn serve(which: &str, url: &str) -> Result<()> {
     runtime(false)?.block_on(async {
-        let client = Client::connect(which, url).await?;
-        println!("ready");
         let mut crowd = None;
-        let mut commands = BufReader::new(stdin()).lines();
-        while let Some(command) = commands.next_line().await? {
-            match command.split(' ').collect::<Vec<_>>()[..] {
-                ["clock"] => println!("{}", now_ns()),
-                ["bench", _, _, tasks, millis] => {
-                    let time = Duration::from_millis(millis.parse()?);
-                    let pace = client.pairs(tasks.parse()?, time).await?;
-                    let (p50, p99) = (pace.p50 * 1e3, pace.p99 * 1e3);
-                    println!("{} {p50} {p99} {}", pace.rate * time.as_secs_f64(), pace.client);
-                }
+        let answer = async |client: &Client<Bare>, command: &[&str]| {
+            match *command {
                 ["wait", key, count] => {
-                    let waiters = Crowd::waits(client.ours()?, key, count.parse()?).await?;
-                    crowd = Some(waiters);
+                    crowd = Some(Crowd::waits(ours(client)?, key, count.parse()?).await?);
                 }
                 ["turns"] => println!("{}", crowd.take().context("nobody waits")?.turns().await?),
-                ["drop", count] => println!("{}", drop_many(client.ours()?, count.parse()?).await?),
-                _ => bail!("no command: {command}"),
+                ["drop", count] => println!("{}", drop_many(ours(client)?, count.parse()?).await?),
+                _ => nothing_else(command)?,
             }
-        }
-        if let Client::Ours(locks) = client {
-            locks.shutdown(clients::SESSION).await?;
-        }
-        Ok(())
+            Ok(())
+        };
+        connect(which, url).await?.serve(answer).await
     })
 }
 
@@ -142,33 +106,9 @@ async fn drop_many(locks: &Arc<Locks>, count: usize) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
-/// Makes pairs with one client only, for a profiler to look at.
-#[derive(Debug, Args)]
-pub(crate) struct Profile {
-    /// dlock, together or in-turn
-    client: String,
-    /// The server; by default one is started
-    url: Option<String>,
-    /// How many locks at a time
-    #[arg(long, default_value_t = 64)]
-    tasks: usize,
-    /// For how many seconds
-    #[arg(long, default_value_t = 3)]
-    seconds: u64,
-}
-
-impl Profile {
-    pub(crate) fn run(&self) -> Result<()> {
-        let server = if self.url.is_some() { None } else { Some(ZooKeeperServer::start()?) };
-        let url = self.url.clone().or_else(|| Some(server.as_ref()?.url())).context("no server")?;
-        runtime(false)?.block_on(async {
-            let client = Client::connect(&self.client, &url).await?;
-            let pace = client.pairs(self.tasks, Duration::from_secs(self.seconds)).await?;
-            println!(
-                "{} at {}: {:.0}/s, p50 {:.0} us; processor time of a pair {:.2} us",
-                self.client, self.tasks, pace.rate, pace.p50, pace.client
-            );
-            Ok(())
-        })
-    }
+/// Makes pairs with one client only.
+pub(crate) fn profile(profile: &Profile) -> Result<()> {
+    let server = if profile.url.is_some() { None } else { Some(ZooKeeperServer::start()?) };
+    let url = profile.url.clone().or_else(|| Some(server.as_ref()?.url())).context("no server")?;
+    runtime(false)?.block_on(async { profile.look_at(connect(&profile.client, &url).await?).await })
 }

@@ -24,6 +24,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use dlock_bench::measure::{Options, SLICE, runtime};
+use dlock_bench::peers::Profile;
 use dlock_interop::{java, worker};
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
 
@@ -39,7 +40,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Role {
     /// Make pairs with one client only, for a profiler to look at
-    Profile(client::Profile),
+    Profile(Profile),
 }
 
 /// What all benches share.
@@ -71,7 +72,8 @@ fn main() -> Result<()> {
         ["client", which, url, ..] => client::serve(which, url),
         _ => {
             let cli = Cli::parse();
-            cli.role.map_or_else(|| measure_all(&cli.options), |Role::Profile(profile)| profile.run())
+            cli.role
+                .map_or_else(|| measure_all(&cli.options), |Role::Profile(profile)| client::profile(&profile))
         }
     }
 }

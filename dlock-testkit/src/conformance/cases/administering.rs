@@ -16,18 +16,18 @@ cases! {
     the_list_of_holders_has_every_lock_that_is_held_and_no_other: Administration, Easy;
     the_list_names_keys_of_any_text_as_they_are: Administration, Easy;
     a_list_of_many_locks_is_complete: Administration, Easy;
-    an_expired_lock_has_no_place_in_the_list: LeaseAndAdministration, Timed;
+    an_expired_lock_has_no_place_in_the_list: Lease & Administration, Timed;
     a_list_that_cannot_be_read_is_an_error_and_not_empty: Administration, Easy;
     a_lock_released_by_force_is_free_for_others: Administration, Easy;
     releasing_a_free_lock_by_force_changes_nothing: Administration, Easy;
     a_release_by_force_wakes_who_waits: Administration, Easy;
-    a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded: AdministrationAndFences, Timed;
+    a_release_by_force_is_noticed_by_the_holder_and_its_fence_is_superseded: Administration & Fences, Timed;
     a_release_by_force_leaves_the_locks_of_others_alone: Administration, Easy;
-    a_release_by_force_leaves_other_locks_of_its_holder_alone: LeaseAndAdministration, Easy;
+    a_release_by_force_leaves_other_locks_of_its_holder_alone: Lease & Administration, Easy;
     a_release_by_force_of_who_was_seen_frees_the_lock_once: Administration, Easy;
     a_release_by_force_of_who_was_seen_leaves_the_next_holder_alone: Administration, Easy;
-    each_release_by_force_of_who_was_seen_takes_the_lock_from_that_one_alone: LeaseAndAdministration, Busy;
-    a_release_by_force_of_some_who_share_a_lock_is_refused: SharedAndAdministration, Easy;
+    each_release_by_force_of_who_was_seen_takes_the_lock_from_that_one_alone: Lease & Administration, Busy;
+    a_release_by_force_of_some_who_share_a_lock_is_refused: Shared & Administration, Easy;
     waiters_are_listed_in_their_order_without_the_holder: Waiters, Easy;
     a_waiter_that_gave_up_is_not_listed: Waiters, Easy;
 }

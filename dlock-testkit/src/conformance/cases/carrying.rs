@@ -13,31 +13,31 @@ use crate::conformance::{Process, Stage};
 use crate::wire::Wire;
 
 cases! {
-    a_lock_that_is_handed_over_goes_to_who_brings_the_baton_and_to_nobody_else: Carrying, Easy;
-    a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_lock: Carrying, Easy;
-    a_baton_is_refused_where_the_key_was_left_for_another_one: Carrying, Easy;
-    of_many_copies_of_a_baton_at_once_one_has_the_lock: Carrying, Easy;
-    who_waits_while_a_lock_is_handed_over_has_a_higher_fence_than_the_taker: Carrying, Easy;
-    a_baton_that_nobody_takes_over_ends_with_its_time_and_touches_nobody_after_it: Carrying, Timed;
-    a_lock_that_was_taken_over_is_renewed: Carrying, Timed;
-    a_lock_goes_through_many_hands_with_a_higher_fence_in_each: Carrying, Easy;
-    a_baton_whose_take_over_is_not_answered_is_taken_over_once: Carrying, Easy;
-    a_hand_over_that_is_not_answered_is_made_again: Carrying, Easy;
-    a_hand_over_in_an_outage_goes_on_when_that_is_over: Carrying, Easy;
-    a_hand_over_in_an_outage_that_outlasts_the_lease_fails_and_leaves_the_lock_free: Carrying, Timed;
-    a_key_that_is_left_already_is_left_for_no_longer: Carrying, Easy;
-    a_hand_over_that_is_dropped_midway_frees_the_lock: Carrying, Easy;
-    a_dropped_hand_over_of_a_key_that_stays_taken_leaves_it_taken: Carrying, Easy;
-    a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton: Carrying, Easy;
-    a_lock_that_is_gone_is_not_handed_over_and_not_made_anew: Carrying, Easy;
-    a_body_hands_its_lock_over_and_goes_on_without_it: Carrying, Easy;
-    a_guard_with_further_shares_keeps_its_lock: Carrying, Easy;
-    a_batch_is_handed_over_as_a_whole_and_taken_over_as_one: Carrying, Easy;
-    of_a_batch_of_which_one_baton_is_used_up_nothing_is_taken_over: Carrying, Easy;
-    a_batch_that_cannot_be_handed_over_as_a_whole_is_held_as_before: Carrying, Easy;
-    a_hand_over_of_a_batch_that_is_dropped_or_fails_midway_frees_all_its_locks: Carrying, Easy;
-    a_term_and_a_job_stay_with_their_owner: Carrying, Easy;
-    a_hand_over_that_cannot_be_is_refused_and_changes_nothing: Carrying, Easy;
+    a_lock_that_is_handed_over_goes_to_who_brings_the_baton_and_to_nobody_else: Carrying & Administration, Easy;
+    a_copy_of_a_baton_that_comes_second_is_refused_and_told_who_has_the_lock: Carrying & Administration, Easy;
+    a_baton_is_refused_where_the_key_was_left_for_another_one: Carrying & Administration, Easy;
+    of_many_copies_of_a_baton_at_once_one_has_the_lock: Carrying & Administration, Easy;
+    who_waits_while_a_lock_is_handed_over_has_a_higher_fence_than_the_taker: Carrying & Administration, Easy;
+    a_baton_that_nobody_takes_over_ends_with_its_time_and_touches_nobody_after_it: Carrying & Administration, Timed;
+    a_lock_that_was_taken_over_is_renewed: Carrying & Administration, Timed;
+    a_lock_goes_through_many_hands_with_a_higher_fence_in_each: Carrying & Administration, Easy;
+    a_baton_whose_take_over_is_not_answered_is_taken_over_once: Carrying & Administration, Easy;
+    a_hand_over_that_is_not_answered_is_made_again: Carrying & Administration, Easy;
+    a_hand_over_in_an_outage_goes_on_when_that_is_over: Carrying & Administration, Easy;
+    a_hand_over_in_an_outage_that_outlasts_the_lease_fails_and_leaves_the_lock_free: Carrying & Administration, Timed;
+    a_key_that_is_left_already_is_left_for_no_longer: Carrying & Administration, Easy;
+    a_hand_over_that_is_dropped_midway_frees_the_lock: Carrying & Administration, Easy;
+    a_dropped_hand_over_of_a_key_that_stays_taken_leaves_it_taken: Carrying & Administration, Easy;
+    a_take_over_that_is_dropped_midway_frees_the_lock_or_leaves_the_baton: Carrying & Administration, Easy;
+    a_lock_that_is_gone_is_not_handed_over_and_not_made_anew: Carrying & Administration, Easy;
+    a_body_hands_its_lock_over_and_goes_on_without_it: Carrying & Administration, Easy;
+    a_guard_with_further_shares_keeps_its_lock: Carrying & Administration, Easy;
+    a_batch_is_handed_over_as_a_whole_and_taken_over_as_one: Carrying & Administration, Easy;
+    of_a_batch_of_which_one_baton_is_used_up_nothing_is_taken_over: Carrying & Administration, Easy;
+    a_batch_that_cannot_be_handed_over_as_a_whole_is_held_as_before: Carrying & Administration, Easy;
+    a_hand_over_of_a_batch_that_is_dropped_or_fails_midway_frees_all_its_locks: Carrying & Administration, Easy;
+    a_term_and_a_job_stay_with_their_owner: Carrying & Administration, Easy;
+    a_hand_over_that_cannot_be_is_refused_and_changes_nothing: Carrying & Administration, Easy;
 }
 
 /// The cases about locks that are handed over, for [`Harness::left_out`](crate::conformance::Harness::left_out) of a

@@ -13,22 +13,22 @@ use crate::conformance::{Process, Stage};
 use crate::wire::Wire;
 
 cases! {
-    a_share_that_is_handed_over_counts_until_the_taker_releases_it: CarryingShares, Easy;
-    a_copy_of_a_baton_of_a_share_is_refused_although_others_have_shares: CarryingShares, Easy;
-    a_baton_of_a_share_that_nobody_takes_over_ends_with_its_time: CarryingShares, Timed;
-    a_share_that_was_taken_over_is_renewed: CarryingShares, Timed;
-    a_share_goes_through_many_hands_with_a_higher_fence_in_each: CarryingShares, Easy;
-    a_share_whose_take_over_or_hand_over_is_not_answered_is_there_once: CarryingShares, Easy;
-    a_share_that_is_left_already_is_left_for_no_longer: CarryingShares, Easy;
-    a_share_whose_hand_over_or_take_over_is_dropped_midway_becomes_free: CarryingShares, Easy;
-    a_share_that_is_gone_is_not_handed_over_and_not_made_anew: CarryingShares, Easy;
-    a_share_is_taken_over_as_it_was_held_and_not_otherwise: CarryingShares, Easy;
-    a_share_that_is_left_is_shown_so_and_is_freed_by_force: CarryingShares, Easy;
-    permits_are_taken_over_although_their_number_was_changed: CarryingShares, Easy;
-    a_writer_that_became_a_reader_hands_its_share_over: CarryingShares, Easy;
-    a_batch_of_a_reader_and_a_writer_is_handed_over_as_it_was_held: CarryingShares, Easy;
-    a_share_whose_time_became_shorter_keeps_nobody_out_beyond_it: CarryingShares, Timed;
-    refusals_and_the_list_show_what_became_of_a_share: CarryingShares, Easy;
+    a_share_that_is_handed_over_counts_until_the_taker_releases_it: CarryingShares & Administration, Easy;
+    a_copy_of_a_baton_of_a_share_is_refused_although_others_have_shares: CarryingShares & Administration, Easy;
+    a_baton_of_a_share_that_nobody_takes_over_ends_with_its_time: CarryingShares & Administration, Timed;
+    a_share_that_was_taken_over_is_renewed: CarryingShares & Administration, Timed;
+    a_share_goes_through_many_hands_with_a_higher_fence_in_each: CarryingShares & Administration, Easy;
+    a_share_whose_take_over_or_hand_over_is_not_answered_is_there_once: CarryingShares & Administration, Easy;
+    a_share_that_is_left_already_is_left_for_no_longer: CarryingShares & Administration, Easy;
+    a_share_whose_hand_over_or_take_over_is_dropped_midway_becomes_free: CarryingShares & Administration, Easy;
+    a_share_that_is_gone_is_not_handed_over_and_not_made_anew: CarryingShares & Administration, Easy;
+    a_share_is_taken_over_as_it_was_held_and_not_otherwise: CarryingShares & Administration, Easy;
+    a_share_that_is_left_is_shown_so_and_is_freed_by_force: CarryingShares & Administration, Easy;
+    permits_are_taken_over_although_their_number_was_changed: CarryingShares & Administration, Easy;
+    a_writer_that_became_a_reader_hands_its_share_over: CarryingShares & Administration, Easy;
+    a_batch_of_a_reader_and_a_writer_is_handed_over_as_it_was_held: CarryingShares & Administration, Easy;
+    a_share_whose_time_became_shorter_keeps_nobody_out_beyond_it: CarryingShares & Administration, Timed;
+    refusals_and_the_list_show_what_became_of_a_share: CarryingShares & Administration, Easy;
 }
 
 /// The cases about readers' shares and permits that are handed over, for

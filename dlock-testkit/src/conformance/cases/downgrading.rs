@@ -15,7 +15,7 @@ cases! {
     a_writer_that_becomes_a_reader_lets_readers_in_and_no_writer: Downgrade, Easy;
     readers_that_wait_come_in_when_the_writer_becomes_a_reader: Downgrade, Easy;
     a_writer_that_waits_gets_in_after_the_last_reader_and_not_by_a_downgrade: Downgrade, Easy;
-    a_downgraded_lock_keeps_its_fence_which_lies_between_those_of_the_writers: DowngradeAndFences, Easy;
+    a_downgraded_lock_keeps_its_fence_which_lies_between_those_of_the_writers: Downgrade & Fences, Easy;
     a_downgraded_lock_is_known_as_a_readers: Downgrade, Easy;
     a_downgrade_whose_reply_is_lost_is_asked_for_again: Downgrade, Easy;
     a_downgrade_whose_request_is_lost_is_asked_for_again: Downgrade, Easy;
@@ -24,14 +24,14 @@ cases! {
     a_downgrade_dropped_at_any_await_leaves_a_reader_and_goes_on: Downgrade, Easy;
     a_downgrade_that_arrives_after_the_release_leaves_nothing: Downgrade, Easy;
     a_downgraded_lock_that_is_dropped_is_given_back_soon: Downgrade, Easy;
-    a_downgraded_lock_is_renewed_like_any_other: DowngradeAndLease, Timed;
-    a_downgraded_lock_that_goes_silent_makes_room_for_a_writer: DowngradeAndLease, Timed;
-    a_lock_that_somebody_removed_is_lost_by_its_downgrade: DowngradeAndAdministration, Easy;
+    a_downgraded_lock_is_renewed_like_any_other: Downgrade & Lease, Timed;
+    a_downgraded_lock_that_goes_silent_makes_room_for_a_writer: Downgrade & Lease, Timed;
+    a_lock_that_somebody_removed_is_lost_by_its_downgrade: Downgrade & Administration, Easy;
     a_lock_that_others_of_its_owner_rely_on_is_not_downgraded: Downgrade, Easy;
     in_a_scope_a_downgraded_lock_may_be_read_again_and_not_written: Downgrade, Easy;
     a_reader_stays_what_it_is_when_it_is_downgraded: Downgrade, Easy;
     the_locks_of_a_batch_are_downgraded_each: Downgrade, Easy;
-    readers_that_are_over_do_not_come_back_with_a_downgrade: DowngradeAndAdministration, Easy;
+    readers_that_are_over_do_not_come_back_with_a_downgrade: Downgrade & Administration, Easy;
     nobody_writes_between_a_writer_and_what_it_reads_after_its_downgrade: Downgrade, Busy;
 }
 

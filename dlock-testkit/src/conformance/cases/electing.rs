@@ -33,7 +33,7 @@ cases! {
     observers_who_hear_nothing_ask_at_their_interval: Nothing, Easy;
     a_body_is_dropped_when_its_term_is_lost_and_the_campaign_goes_on: Lease, Timed;
     a_leader_that_is_cut_off_stops_believing_before_another_leads: Lease, Timed;
-    a_leader_that_was_released_by_force_stops_and_another_leads: LeaseAndAdministration, Timed;
+    a_leader_that_was_released_by_force_stops_and_another_leads: Lease & Administration, Timed;
     a_storm_of_resignations_has_one_leader_at_a_time: Nothing, Busy;
 }
 

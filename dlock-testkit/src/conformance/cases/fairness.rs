@@ -16,7 +16,7 @@ use crate::conformance::{Process, Stage};
 cases! {
     waiters_of_all_processes_are_served_in_the_order_in_which_they_came: Fair, Easy;
     waiters_of_one_process_are_served_in_the_order_in_which_they_came: Fair, Easy;
-    fences_follow_the_order_of_the_line: FairAndFences, Easy;
+    fences_follow_the_order_of_the_line: Fair & Fences, Easy;
     a_fair_lock_that_nobody_wants_is_taken_at_once_and_leaves_nothing: Fair, Easy;
     one_who_only_tries_takes_no_place_in_line: Fair, Easy;
     one_who_only_tries_does_not_overtake_those_who_wait: Fair, Easy;
@@ -27,15 +27,15 @@ cases! {
     the_first_in_line_gives_its_turn_on_when_it_is_dropped: Fair, Easy;
     a_waiter_in_line_dropped_at_any_await_leaves_nothing: Fair, Easy;
     a_dropped_guard_gives_the_turn_to_the_first_in_line: Fair, Easy;
-    a_waiter_in_line_that_is_cut_off_loses_its_place: FairAndLease, Timed;
-    a_fair_holder_that_goes_silent_makes_room_for_the_first_in_line: FairAndLease, Timed;
-    a_fair_lock_is_renewed_while_others_stand_in_line: FairAndLease, Timed;
+    a_waiter_in_line_that_is_cut_off_loses_its_place: Fair & Lease, Timed;
+    a_fair_holder_that_goes_silent_makes_room_for_the_first_in_line: Fair & Lease, Timed;
+    a_fair_lock_is_renewed_while_others_stand_in_line: Fair & Lease, Timed;
     a_fair_lock_that_was_deleted_goes_to_the_first_in_line: Fair, Easy;
     a_fair_grant_whose_reply_is_lost_is_adopted: Fair, Easy;
     a_place_whose_reply_is_lost_is_kept_and_not_taken_twice: Fair, Easy;
     a_fair_release_whose_reply_is_lost_gives_one_turn: Fair, Easy;
     a_fair_attempt_of_an_unknown_outcome_is_cleaned_up: Fair, Easy;
-    a_fair_lock_that_is_released_by_force_goes_to_the_first_in_line: FairAndAdministration, Easy;
+    a_fair_lock_that_is_released_by_force_goes_to_the_first_in_line: Fair & Administration, Easy;
     a_nested_acquire_of_a_fair_lock_does_not_stand_in_line: Fair, Easy;
     the_holder_of_a_fair_lock_is_known: Fair, Easy;
     one_who_takes_it_again_and_again_waits_for_its_turn: Fair, Easy;

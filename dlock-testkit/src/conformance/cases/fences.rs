@@ -13,13 +13,13 @@ use crate::register::Register;
 cases! {
     every_grant_has_a_higher_fence_than_the_one_before: Fences, Easy;
     a_fence_grows_after_a_drop: Fences, Easy;
-    a_fence_grows_after_the_lease_ran_out: LeaseAndFences, Timed;
-    a_fence_grows_after_the_lock_was_deleted: LeaseAndFences, Easy;
-    a_fence_stays_the_same_while_the_lock_is_renewed: LeaseAndFences, Timed;
+    a_fence_grows_after_the_lease_ran_out: Lease & Fences, Timed;
+    a_fence_grows_after_the_lock_was_deleted: Lease & Fences, Easy;
+    a_fence_stays_the_same_while_the_lock_is_renewed: Lease & Fences, Timed;
     fences_follow_the_order_of_the_critical_sections: Fences, Busy;
     a_grant_that_is_adopted_has_one_fence: Fences, Easy;
     the_holder_that_others_see_has_the_fence_of_the_guard: Fences, Easy;
-    a_register_refuses_a_holder_that_was_overtaken: LeaseAndFences, Timed;
+    a_register_refuses_a_holder_that_was_overtaken: Lease & Fences, Timed;
 }
 
 fn fence(guard: &Guard) -> Fence {

@@ -17,7 +17,7 @@ cases! {
     another_process_gets_in_while_one_goes_on: Nothing, Busy;
     a_section_that_follows_another_is_entered_again: Nothing, Easy;
     without_handoff_every_section_releases_the_lock: Nothing, Easy;
-    a_process_that_is_cut_off_in_a_line_of_sections_is_superseded: LeaseAndFences, Timed;
+    a_process_that_is_cut_off_in_a_line_of_sections_is_superseded: Lease & Fences, Timed;
 }
 
 /// What the sections of one key saw, in their order.

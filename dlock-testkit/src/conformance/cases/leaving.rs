@@ -9,16 +9,16 @@ use crate::conformance::expect::{SOON, error_of, give_back, soon};
 use crate::conformance::{Process, Stage};
 
 cases! {
-    a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least: Leaving, Timed;
-    what_stays_taken_is_shown_with_its_last_holder_and_the_time_that_is_left: Leaving, Easy;
-    what_stays_taken_is_freed_by_force_and_its_fence_is_superseded: Leaving, Easy;
-    a_dropped_guard_leaves_the_key_taken_too: Leaving, Easy;
-    a_body_that_panics_or_is_cancelled_leaves_the_key_taken_too: Leaving, Easy;
-    a_waiter_gets_a_key_that_stayed_taken_when_its_time_is_over: Leaving, Timed;
-    a_release_after_that_time_is_an_ordinary_one: Leaving, Timed;
-    a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time: Leaving, Easy;
-    a_nested_release_leaves_nothing_before_the_outer_one: Leaving, Easy;
-    readers_and_absurd_times_are_refused_with_what_to_do: Leaving, Easy;
+    a_released_lock_stays_taken_for_as_long_as_it_is_held_at_least: Leaving & Administration, Timed;
+    what_stays_taken_is_shown_with_its_last_holder_and_the_time_that_is_left: Leaving & Administration, Easy;
+    what_stays_taken_is_freed_by_force_and_its_fence_is_superseded: Leaving & Administration, Easy;
+    a_dropped_guard_leaves_the_key_taken_too: Leaving & Administration, Easy;
+    a_body_that_panics_or_is_cancelled_leaves_the_key_taken_too: Leaving & Administration, Easy;
+    a_waiter_gets_a_key_that_stayed_taken_when_its_time_is_over: Leaving & Administration, Timed;
+    a_release_after_that_time_is_an_ordinary_one: Leaving & Administration, Timed;
+    a_release_whose_reply_is_lost_leaves_the_key_taken_for_the_same_time: Leaving & Administration, Easy;
+    a_nested_release_leaves_nothing_before_the_outer_one: Leaving & Administration, Easy;
+    readers_and_absurd_times_are_refused_with_what_to_do: Leaving & Administration, Easy;
 }
 
 /// The cases about keys that stay taken after their release, and jobs that run once by that, for

@@ -13,20 +13,20 @@ use crate::conformance::expect::{SOON, error_of, soon};
 use crate::conformance::{Process, Stage};
 
 cases! {
-    a_job_runs_once_in_its_window_in_all_processes_together: Leaving, Easy;
-    a_job_runs_again_when_its_window_is_over: Leaving, Timed;
-    who_skips_a_job_learns_who_did_it_and_when: Leaving, Easy;
-    a_job_that_failed_runs_again_unless_it_is_to_be_skipped: Leaving, Easy;
-    a_job_that_panicked_or_was_cancelled_runs_again_unless_it_is_to_be_skipped: Leaving, Easy;
-    who_waits_for_a_run_skips_the_job_when_it_succeeds_and_runs_it_when_it_fails: Leaving, Easy;
-    who_does_not_wait_for_a_run_skips_the_job_at_once: Leaving, Easy;
-    a_run_that_is_longer_than_its_window_is_not_repeated_by_those_who_waited_for_it: Leaving, Easy;
-    a_job_of_a_process_that_goes_silent_is_run_by_who_waits_for_it: LeavingAndLease, Timed;
-    a_job_of_a_process_that_goes_silent_is_skipped_where_that_was_said: LeavingAndLease, Timed;
-    a_job_whose_grant_or_release_is_not_answered_runs_once: Leaving, Easy;
-    every_run_has_a_higher_fence: Leaving, Easy;
-    a_job_inside_of_itself_would_wait_for_itself: Leaving, Easy;
-    windows_that_cannot_be_kept_are_refused_before_any_request: Leaving, Easy;
+    a_job_runs_once_in_its_window_in_all_processes_together: Leaving & Administration, Easy;
+    a_job_runs_again_when_its_window_is_over: Leaving & Administration, Timed;
+    who_skips_a_job_learns_who_did_it_and_when: Leaving & Administration, Easy;
+    a_job_that_failed_runs_again_unless_it_is_to_be_skipped: Leaving & Administration, Easy;
+    a_job_that_panicked_or_was_cancelled_runs_again_unless_it_is_to_be_skipped: Leaving & Administration, Easy;
+    who_waits_for_a_run_skips_the_job_when_it_succeeds_and_runs_it_when_it_fails: Leaving & Administration, Easy;
+    who_does_not_wait_for_a_run_skips_the_job_at_once: Leaving & Administration, Easy;
+    a_run_that_is_longer_than_its_window_is_not_repeated_by_those_who_waited_for_it: Leaving & Administration, Easy;
+    a_job_of_a_process_that_goes_silent_is_run_by_who_waits_for_it: Leaving & Administration & Lease, Timed;
+    a_job_of_a_process_that_goes_silent_is_skipped_where_that_was_said: Leaving & Administration & Lease, Timed;
+    a_job_whose_grant_or_release_is_not_answered_runs_once: Leaving & Administration, Easy;
+    every_run_has_a_higher_fence: Leaving & Administration, Easy;
+    a_job_inside_of_itself_would_wait_for_itself: Leaving & Administration, Easy;
+    windows_that_cannot_be_kept_are_refused_before_any_request: Leaving & Administration, Easy;
 }
 
 /// Long enough to be there for the whole test.

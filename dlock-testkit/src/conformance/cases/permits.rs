@@ -22,8 +22,8 @@ cases! {
     never_more_have_a_permit_than_there_are: Permits, Busy;
     who_waits_for_several_permits_does_not_starve: Permits, Busy;
     one_who_gave_up_waiting_for_several_keeps_nobody_out: Permits, Easy;
-    a_permit_is_back_after_its_holder_went_silent: PermitsAndLease, Timed;
-    permits_are_renewed_each_for_itself: PermitsAndLease, Timed;
+    a_permit_is_back_after_its_holder_went_silent: Permits & Lease, Timed;
+    permits_are_renewed_each_for_itself: Permits & Lease, Timed;
     a_permit_that_was_deleted_is_noticed_by_its_holder_and_free: Permits, Timed;
     a_permit_held_for_many_leases_is_renewed: Permits, Timed;
     a_permit_whose_reply_is_lost_is_adopted_and_not_taken_twice: Permits, Easy;
@@ -34,17 +34,17 @@ cases! {
     an_acquire_of_a_permit_that_nobody_polls_keeps_nobody_from_other_keys: Permits, Easy;
     a_dropped_permit_is_given_back_soon: Permits, Easy;
     a_permit_lives_through_a_panic_of_its_neighbour: Permits, Easy;
-    every_permit_has_a_fence_of_its_own_that_grows: PermitsAndFences, Easy;
+    every_permit_has_a_fence_of_its_own_that_grows: Permits & Fences, Easy;
     a_nested_acquire_has_a_permit_of_its_own: Permits, Easy;
     one_who_would_wait_for_its_own_permits_is_told: Permits, Easy;
     a_process_that_says_another_number_is_told: Permits, Easy;
     the_number_is_remembered_while_nobody_has_a_permit: Permits, Easy;
     a_lock_is_no_semaphore_and_a_semaphore_no_lock: Permits, Easy;
     absurd_numbers_of_permits_are_refused_before_any_request: Permits, Easy;
-    an_operator_changes_the_number_of_permits: PermitsAndAdministration, Easy;
-    fewer_permits_than_are_taken_grant_none_until_enough_are_back: PermitsAndAdministration, Easy;
+    an_operator_changes_the_number_of_permits: Permits & Administration, Easy;
+    fewer_permits_than_are_taken_grant_none_until_enough_are_back: Permits & Administration, Easy;
     all_holders_of_permits_are_known_with_what_they_have: Permits, Easy;
-    a_release_by_force_takes_all_permits_back: PermitsAndAdministration, Easy;
+    a_release_by_force_takes_all_permits_back: Permits & Administration, Easy;
     semaphores_of_different_keys_do_not_know_each_other: Permits, Easy;
 }
 

@@ -18,11 +18,11 @@ use crate::conformance::{Process, Stage};
 
 cases! {
     one_behind_others_of_its_process_keeps_nobody_out: Permits, Easy;
-    a_writer_behind_readers_of_its_process_keeps_none_of_them_out: SharedAndStored, Easy;
-    a_waiter_in_line_has_its_turn_between_readers_that_never_stop: FairAndShared, Busy;
+    a_writer_behind_readers_of_its_process_keeps_none_of_them_out: Shared & Stored, Easy;
+    a_waiter_in_line_has_its_turn_between_readers_that_never_stop: Fair & Shared, Busy;
     a_waiter_in_line_has_its_turn_between_writers_that_do_not_ask_for_theirs: Fair, Busy;
-    a_waiter_in_line_and_a_writer_that_wait_for_a_reader_both_come_in: FairAndShared, Easy;
-    the_last_reader_leaves_the_lock_to_those_in_line: FairAndShared, Easy;
+    a_waiter_in_line_and_a_writer_that_wait_for_a_reader_both_come_in: Fair & Shared, Easy;
+    the_last_reader_leaves_the_lock_to_those_in_line: Fair & Shared, Easy;
 }
 
 /// The cases that a backend with readers leaves out that stores nothing of a claim, for

@@ -64,7 +64,9 @@ async fn guards_of_one_scope_re_enter_and_leave_in_any_order(stage: Stage) {
             give_back(second).await;
             give_back(theirs.take(&key).await).await;
             // And once more, from the start.
-            give_back(lock.acquire().await.expect("it is free")).await;
+            let again = lock.acquire().await.expect("it is free");
+            theirs.sees_held(&key).await;
+            give_back(again).await;
         })
         .await;
 }
@@ -156,7 +158,8 @@ async fn nesting_too_deep_is_an_error_and_no_hang(stage: Stage) {
                 guards.push(lock.acquire().await.expect("it is not too deep"));
             }
             let error = error_of(soon("the answer", lock.acquire()).await, &[ErrorKind::Deadlock]);
-            assert!(error.to_string().contains("max_depth"), "{error}");
+            let error = error.to_string();
+            assert!(error.contains("3 times") && error.contains("max_depth"), "{error}");
             drop(guards.pop());
             guards.push(lock.acquire().await.expect("one has left"));
         })

@@ -1,5 +1,6 @@
 //! Keeping a lock for longer than its lease.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::cases;
@@ -82,15 +83,21 @@ async fn a_blocked_runtime_does_not_lose_the_lock(stage: Stage) {
     held_while(&stage, std::thread::sleep).await;
 }
 
-/// The runtime that acquired need not live as long as the lock.
+/// The runtime that opened the store and acquired need not live as long as the lock.
 async fn a_runtime_that_is_gone_does_not_lose_the_lock(stage: Stage) {
-    let (ours, theirs, key) = (stage.short().await, stage.process().await, stage.key());
-    let lock = ours.locks.lock(&key);
+    let (theirs, key) = (stage.process().await, stage.key());
+    // The store stands as long as the stage does.
+    let stage = Arc::new(stage);
+    let (opens, taken) = (Arc::clone(&stage), key.clone());
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async { lock.acquire().await.expect("it is free") })
+        runtime.block_on(async {
+            let ours = opens.short().await;
+            let guard = ours.take(&taken).await;
+            (ours, guard)
+        })
     });
-    let guard = thread.join().expect("it was acquired");
+    let (ours, guard) = thread.join().expect("it was acquired");
     until("renewals for three leases", || ours.locks.stats().renewals >= 9).await;
     guard.check().expect("it was renewed");
     theirs.sees_held(&key).await;

@@ -2,6 +2,7 @@
 
 use std::panic::resume_unwind;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlock_core::ErrorKind;
@@ -17,6 +18,7 @@ cases! {
     a_caller_whose_runtime_has_no_timers_and_no_io_opens_the_store_and_waits_for_locks: Nothing, Threads;
     a_caller_whose_runtime_has_a_clock_that_is_paused_waits_as_long_as_it_says: Nothing, Threads;
     an_acquire_goes_on_in_another_runtime_when_its_own_has_ended: Nothing, Threads;
+    a_store_outlives_the_runtime_that_opened_it: Nothing, Threads;
 }
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -108,4 +110,39 @@ async fn an_acquire_goes_on_in_another_runtime_when_its_own_has_ended(stage: Sta
     let rest = on_a_thread(|acquire| bare().block_on(acquire), acquire);
     let (taken, ()) = join(rest, give_back(held)).await;
     give_back(taken.expect("it was released")).await;
+}
+
+/// Neither its connections nor its locks go with that, and what its tasks were about to take is released.
+async fn a_store_outlives_the_runtime_that_opened_it(stage: Stage) {
+    let (theirs, key) = (stage.process().await, stage.key());
+    let left: Vec<_> = (0..20).map(|_| stage.key()).collect();
+    // The store stands as long as the stage does.
+    let stage = Arc::new(stage);
+    let (opens, held, wanted) = (Arc::clone(&stage), key.clone(), left.clone());
+    let begun = async move {
+        let ours = opens.process().await;
+        let guard = ours.take(&held).await;
+        for key in wanted {
+            let lock = ours.locks.lock(key);
+            tokio::spawn(async move {
+                let _guard = lock.acquire().await;
+                std::future::pending::<()>().await;
+            });
+        }
+        tokio::task::yield_now().await;
+        (ours, guard)
+    };
+    let opened_in = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    // With the thread the runtime ends.
+    let (ours, guard) = on_a_thread(move |begun| opened_in.block_on(begun), begun).await;
+    guard.check().expect("it is held");
+    theirs.sees_held(&key).await;
+    give_back(guard).await;
+    for key in left.iter().chain([&key]) {
+        theirs.sees_free_soon(key).await;
+    }
+    drop(ours.take_soon(&key).await);
+    theirs.sees_free_soon(&key).await;
+    // A request that ended with its connection may keep the background busy for a lease, for which nothing waits.
+    assert_eq!(ours.locks.stats().held, 0);
 }

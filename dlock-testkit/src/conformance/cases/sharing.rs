@@ -23,13 +23,13 @@ cases! {
     a_reader_gets_in_between_writers_that_never_stop: Shared, Busy;
     a_writer_that_gave_up_keeps_nobody_out: Shared, Easy;
     a_try_to_write_that_is_refused_keeps_nobody_out: Shared, Easy;
-    fences_of_readers_lie_between_those_of_the_writers_around_them: SharedAndFences, Easy;
+    fences_of_readers_lie_between_those_of_the_writers_around_them: Shared & Fences, Easy;
     a_writer_may_read_what_it_writes: Shared, Easy;
     a_reader_may_read_again_in_its_own_body: Shared, Easy;
     a_reader_that_asks_to_write_learns_that_it_would_wait_for_itself: Shared, Easy;
-    a_reader_that_goes_silent_makes_room_for_a_writer: SharedAndLease, Timed;
-    readers_are_renewed_each_for_itself: SharedAndLease, Timed;
-    a_reader_that_was_deleted_learns_of_it_and_the_others_stay: SharedAndStored, Timed;
+    a_reader_that_goes_silent_makes_room_for_a_writer: Shared & Lease, Timed;
+    readers_are_renewed_each_for_itself: Shared & Lease, Timed;
+    a_reader_that_was_deleted_learns_of_it_and_the_others_stay: Shared & Stored, Timed;
     a_reader_whose_reply_is_lost_adopts_its_own_grant: Shared, Easy;
     a_reader_whose_outcome_is_unknown_is_cleaned_up: Shared, Easy;
     a_reader_dropped_at_any_await_leaves_nothing: Shared, Easy;
@@ -37,7 +37,7 @@ cases! {
     a_reader_that_nobody_polls_keeps_nobody_from_other_keys: Shared, Easy;
     a_dropped_reader_is_given_back_soon: Shared, Easy;
     all_readers_are_known_as_such: Shared, Easy;
-    a_release_by_force_takes_the_lock_from_all_its_readers: SharedAndAdministration, Easy;
+    a_release_by_force_takes_the_lock_from_all_its_readers: Shared & Administration, Easy;
     locks_of_a_batch_are_read_or_written_as_each_was_asked_for: Shared, Easy;
     keys_of_a_batch_are_read_or_written_and_the_stronger_counts_of_two: Shared, Easy;
     a_batch_that_cannot_write_one_key_keeps_none_of_those_that_it_reads: Shared, Easy;

@@ -1,8 +1,0 @@
-use dlock::distributed_lock;
-
-#[distributed_lock(key = "a")]
-async fn book(id: u64) {
-    println!("{id}");
-}
-
-fn main() {}

@@ -1,8 +1,0 @@
-use dlock::{Error, distributed_lock};
-
-#[distributed_lock(key = "a", on_lost = "stop")]
-async fn book(id: u64) -> Result<u64, Error> {
-    Ok(id)
-}
-
-fn main() {}

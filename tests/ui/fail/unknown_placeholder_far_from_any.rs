@@ -1,8 +1,0 @@
-use dlock::{Error, distributed_lock};
-
-#[distributed_lock(key = "room_<room>")]
-async fn book(id: u64, who: &str) -> Result<u64, Error> {
-    Ok(id + who.len() as u64)
-}
-
-fn main() {}
