@@ -357,6 +357,9 @@ impl LocksBuilder {
     /// Sets after how long this process lets others have a lock that they wait for: no section begins by a handoff
     /// later than this after the lock was granted. Default 50 ms; 1 ms to 10 s. See
     /// [`with_handoff`](Self::with_handoff).
+    ///
+    /// It is 10 ms at most for a second after a reader of another process was seen to wait, where the backend reports
+    /// that (Redis in its own format) and no reader of this process waits.
     pub const fn with_handoff_time(mut self, limit: Duration) -> Self {
         self.handoff_limits.time = limit;
         self

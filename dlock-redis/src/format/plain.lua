@@ -20,8 +20,8 @@
 -- costs the server less than an array. Otherwise {result, that number}. The result is {the first fence, or 0 without a
 -- grant; place in KEYS, reply, ...} with the replies of the other operations:
 --   0                              a renewal or withdrawal found no lock of its token
---   2 or more                      a lock was released that clients listen for: one more than were notified
---   -2 or less                     the negative of that, if one of them waits to read
+--   2 or more                      a lock was released that clients listen for: one more than were
+--                                  notified, and 2^30 more if one of them waits to read
 --   {value}                        an acquire found its own lock and extended it
 --   {remaining lease in ms, value} another client holds the lock
 --   the text of an error
@@ -97,7 +97,7 @@ for place = 1, own do
       end
       local notified = try('PUBLISH', name, '')
       local told = math.max(2, tonumber(notified) and notified + 1 or 0)
-      reply = reply == 1 and (reads and -told or told) or reply
+      reply = reply == 1 and (reads and told + 1073741824 or told) or reply
     end
   end
   if reply ~= 1 then

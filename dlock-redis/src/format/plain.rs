@@ -174,13 +174,16 @@ pub(super) fn read(reply: Value, requests: &[Request]) -> Option<Answers> {
     (base > 0 || !answers.iter().any(granted)).then_some(answers)
 }
 
+/// The number that a release adds to its reply if a reader has left its mark. To other clients that is "2 or more" too.
+const A_READER_WAITS: i64 = 1 << 30;
+
 /// Reads the answer to one request; `None` if it is malformed.
 pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(0) => Answer::Done(false),
-        Value::Int(more @ (2.. | ..=-2)) => Answer::Awaited {
-            listening: u32::try_from(more.unsigned_abs() - 1).unwrap_or(u32::MAX),
-            reader: more < 0,
+        Value::Int(more @ 2..) => Answer::Awaited {
+            listening: u32::try_from(more % A_READER_WAITS - 1).unwrap_or_default(),
+            reader: more >= A_READER_WAITS,
         },
         Value::Array(parts) => {
             let mut parts = parts.into_iter();
@@ -408,7 +411,8 @@ mod tests {
         let granted = [0, 1, 65].map(|number| Answer::Granted(fence.unsigned_abs() + number));
         assert_eq!(answers[..3], granted);
         assert_eq!(answers[3], Answer::Awaited { listening: 1, reader: false });
-        assert_eq!(answer(Value::Int(-3)), Some(Answer::Awaited { listening: 2, reader: true }));
+        let reply = Value::Int(A_READER_WAITS + 3);
+        assert_eq!(answer(reply), Some(Answer::Awaited { listening: 2, reader: true }));
     }
 
     #[test]

@@ -274,6 +274,26 @@ async fn a_reader_that_waits_hears_of_a_release_that_leaves_the_key_taken() {
     reader.abort();
 }
 
+/// The reply to other clients is the documented one, whoever waits; dlock reads more of it.
+#[tokio::test]
+async fn a_release_by_the_script_for_other_clients_reports_two_or_more_where_a_reader_waits() {
+    let server = RedisServer::start().unwrap();
+    let locks = locks(&server.url(), LONG).await;
+    let (script, token) = (dlock_redis::client_scripts().lock, "a".repeat(32));
+    let lock = ["dlock:room", "dlock:fence:{0}"];
+    let taken = [&["EVAL", script, "2"], &lock[..], &["1", "60000", &token, "0 host=other"]].concat();
+    let taken = server.command::<String>(&taken);
+    assert!(taken.ends_with("+1"), "{taken}");
+    let reader = locks.lock("room").read();
+    let reader = tokio::spawn(async move { reader.acquire().await });
+    until("the mark", || server.command::<String>(&["GET", "dlock:room"]).ends_with(" ?!")).await;
+    let (what, number): (Vec<i64>, String) =
+        server.command(&["EVAL", script, "1", "dlock:room", "2", &token]);
+    assert_eq!((&what[..2], &*number), (&[0, 1][..], "2"));
+    assert!(what[2] >= 1 << 30, "{what:?} does not report the reader");
+    soon("its turn", reader).await.unwrap().unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_reader_that_has_gone_keeps_writers_out_for_a_moment_only() {
     let server = RedisServer::start().unwrap();

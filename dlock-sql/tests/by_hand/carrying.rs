@@ -34,14 +34,9 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     tokio::time::timeout(PATIENCE, comes).await.unwrap_or_else(|_| panic!("{what} did not come"));
 }
 
-/// `is_marked` looks whether somebody has noted with the lock that it waits.
-pub(crate) async fn whoever_took_a_lock_over_is_told_of_those_who_wait_since_before<B: Backend>(
-    (ours, theirs): (B, B),
-    is_marked: impl AsyncFnMut() -> bool,
-) {
-    let ((mut giver, left), mut waiter) = (giver(&ours).await, theirs.claim(request("k", LEASE).await));
-    let first = granted(giver.attempt().await.unwrap()).fence;
-    // It may be told for nothing.
+/// Has a claim ask, and ask again when it is notified, until `is_marked` finds its mark on the lock.
+pub(crate) async fn wait_until_marked(waiter: &mut impl Claim, is_marked: impl AsyncFnMut() -> bool) {
+    // It may be notified for nothing.
     let waiting = async {
         loop {
             let _ = busy(waiter.attempt().await.unwrap());
@@ -52,6 +47,16 @@ pub(crate) async fn whoever_took_a_lock_over_is_told_of_those_who_wait_since_bef
         () = waiting => {}
         () = until("a mark", is_marked) => {}
     }
+}
+
+/// `is_marked` looks whether somebody has noted with the lock that it waits.
+pub(crate) async fn whoever_took_a_lock_over_is_told_of_those_who_wait_since_before<B: Backend>(
+    (ours, theirs): (B, B),
+    is_marked: impl AsyncFnMut() -> bool,
+) {
+    let ((mut giver, left), mut waiter) = (giver(&ours).await, theirs.claim(request("k", LEASE).await));
+    let first = granted(giver.attempt().await.unwrap()).fence;
+    wait_until_marked(&mut waiter, is_marked).await;
     assert_eq!(giver.leave(LEASE).await.unwrap(), Withdrawal::REMOVED.with_others_waiting(1));
     let mut taker = taker(&theirs, left).await;
     assert!(granted(taker.attempt().await.unwrap()).fence > first);

@@ -6,6 +6,7 @@ use dlock_core::backend::{Attempt, Withdrawal};
 use dlock_core::{Backend, Claim, Key};
 
 use crate::by_hand::{busy, granted, request};
+use crate::carried::wait_until_marked;
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -85,17 +86,7 @@ pub(crate) async fn a_release_tells_that_somebody_waits_elsewhere<B: Backend>(
         let fence = granted(holder.attempt().await.unwrap()).fence;
         assert!(!is_marked().await);
         if waits {
-            // It may be told for nothing.
-            let waiting = async {
-                loop {
-                    let _ = busy(waiter.attempt().await.unwrap());
-                    waiter.changed().await.unwrap();
-                }
-            };
-            tokio::select! {
-                () = waiting => {}
-                () = async { while !is_marked().await { tokio::time::sleep(Duration::from_millis(5)).await } } => {}
-            }
+            wait_until_marked(&mut waiter, &mut is_marked).await;
             let mut another = theirs.claim(request("k", LEASE).await);
             let refused_by = busy(another.attempt().await.unwrap()).holder.unwrap();
             let inspected = theirs.inspect(&Key::new("k").unwrap()).await.unwrap().unwrap();
