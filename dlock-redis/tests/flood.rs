@@ -41,7 +41,7 @@ async fn a_thousand_held_locks_and_a_dead_server_are_a_few_lines() {
     tracing::subscriber::set_global_default(subscriber).unwrap();
     let mut server = RedisServer::start().unwrap();
     let locks = Locks::builder(Redis::connect(&server.url()).await.unwrap())
-        .with_lease(Duration::from_secs(2))
+        .with_lease(Duration::from_secs(5))
         .with_wait(Wait::For(Duration::from_secs(5)))
         .build()
         .unwrap();
@@ -70,6 +70,7 @@ async fn a_thousand_held_locks_and_a_dead_server_are_a_few_lines() {
         });
     }
     while locks.stats().held < HELD {
+        assert_eq!(locks.stats().lost, 0, "a machine that stood still for a lease");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     server.kill();

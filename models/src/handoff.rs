@@ -17,9 +17,15 @@
 //!
 //! # Assumptions, each of which can be dropped
 //!
-//! See [`Rules`]. Requests of a process arrive in order; every one, and every answer, may be lost or late. The lease
-//! model has requests that overtake each other, and clocks that drift by a bounded amount.
+//! What a process decides at the end of a section is the engine's own code: whether the lock is passed on, and under
+//! which fence. What else is assumed is in [`Rules`]. Requests of a process arrive in order; every one, and every
+//! answer, may be lost or late. The lease model has requests that overtake each other, and clocks that drift by a
+//! bounded amount.
 
+mod engine;
+mod steps;
+
+use dlock_core::decisions::hold::ReservedFences;
 use stateright::{Model, Property};
 
 /// The model; its size is in the fields.
@@ -144,7 +150,8 @@ enum Phase {
     },
     /// Believes for `left` more ticks; `passes` sections of this grant are over.
     Holding {
-        block: Block,
+        grant: u8,
+        fences: ReservedFences,
         passes: u8,
         left: u8,
     },
@@ -255,6 +262,14 @@ impl Process {
         self.request = Some(Request { what, token: self.token, age: 0, given_up: false, reply: None });
     }
 
+    /// Returns the fence of the section that has the lock; zero without one.
+    fn fence(&self) -> u8 {
+        match self.phase {
+            Phase::Holding { fences, .. } => engine::fence(fences),
+            _ => 0,
+        }
+    }
+
     fn give_up(&mut self) {
         match &mut self.request {
             Some(Request { reply: Some(_), .. }) => self.request = None,
@@ -300,10 +315,13 @@ impl Model for Handoff {
                         actions.push(Action::AttemptAgain(id));
                     }
                 }
-                Phase::Holding { block, .. } => {
+                Phase::Holding { fences, passes, left, .. } => {
                     actions.push(Action::Leave(id));
-                    let goes_on = !self.rules.stays_in_block && block.next < block.last + 2;
-                    if process.waiting > 0 && (block.next < block.last || goes_on) {
+                    let goes_on = !self.rules.stays_in_block && passes < self.block;
+                    if process.waiting > 0
+                        && (fences.next().is_some() || goes_on)
+                        && engine::passes_on(left, self.lease, !free)
+                    {
                         actions.push(Action::Pass(id));
                     }
                     if free {
@@ -375,8 +393,9 @@ impl Model for Handoff {
             Action::Renew(id) => state.processes[of(id)].ask(What::Renew),
             Action::Pass(id) => {
                 let process = &mut state.processes[of(id)];
-                let Phase::Holding { block, passes, left } = &mut process.phase else { return None };
-                block.next += 1;
+                let Phase::Holding { fences, passes, left, .. } = &mut process.phase else { return None };
+                let beyond = engine::fence(*fences) + 1;
+                *fences = fences.next().unwrap_or_else(|| engine::granted(beyond, beyond, false));
                 *passes += 1;
                 process.waiting -= 1;
                 if !self.rules.pass_keeps_deadline {
@@ -386,8 +405,7 @@ impl Model for Handoff {
             Action::Leave(id) => {
                 let process = &mut state.processes[of(id)];
                 process.give_up();
-                let used = if let Phase::Holding { block, .. } = process.phase { block.next } else { 0 };
-                process.phase = Phase::Leaving { used };
+                process.phase = Phase::Leaving { used: process.fence() };
             }
             Action::Withdraw(id) => {
                 let process = &mut state.processes[of(id)];
@@ -412,8 +430,8 @@ impl Model for Handoff {
             Action::TimeOut(id) => state.processes[of(id)].give_up(),
             Action::Write(id) => {
                 let process = &mut state.processes[of(id)];
-                let Phase::Holding { block, passes, .. } = process.phase else { return None };
-                process.write = Some(Write { fence: block.next, section: (block.grant, passes) });
+                let Phase::Holding { grant, passes, .. } = process.phase else { return None };
+                process.write = Some(Write { fence: process.fence(), section: (grant, passes) });
             }
             Action::WriteArrives(id) => {
                 let write = state.processes[of(id)].write.take()?;
@@ -462,101 +480,5 @@ impl Model for Handoff {
             properties.push(Property::always(ONE_BELIEVER, |_, state: &State| state.believers() <= 1));
         }
         properties
-    }
-}
-
-impl Handoff {
-    /// The server's part: one atomic step.
-    fn serve(&self, state: &mut State, process: u8, request: Request) -> Reply {
-        let token = request.token;
-        let ours = |lock: &Lock| (lock.process, lock.token) == (process, token);
-        match (request.what, &mut state.lock) {
-            (What::Attempt(size), None) => {
-                state.grants += 1;
-                let next = state.counter + 1;
-                let block = Block { grant: state.grants, next, last: state.counter + size };
-                state.counter =
-                    if self.rules.reservation == Reservation::AtGrant { block.last } else { next };
-                state.lock = Some(Lock { process, token, block, left: self.lease });
-                Reply::Granted(block)
-            }
-            (What::Attempt(size), Some(lock)) if ours(lock) => {
-                lock.left = self.lease;
-                let last = if self.rules.adoption_tells_block {
-                    lock.block.last
-                } else {
-                    lock.block.next + size - 1
-                };
-                Reply::Granted(Block { last, ..lock.block })
-            }
-            (What::Attempt(_), Some(_)) => Reply::Busy,
-            (What::Renew, Some(lock)) if ours(lock) => {
-                lock.left = self.lease;
-                Reply::Extended
-            }
-            (What::Renew, _) => Reply::Gone,
-            (What::Withdraw(used), lock) => {
-                if lock.as_ref().is_some_and(ours) {
-                    state.lock = None;
-                    state.counter = state.counter.max(match self.rules.reservation {
-                        Reservation::AtRelease => used,
-                        _ => 0,
-                    });
-                }
-                Reply::Withdrawn
-            }
-        }
-    }
-
-    fn answer(&self, process: &mut Process) -> Option<()> {
-        let request = process.request.take()?;
-        match (request.reply?, &mut process.phase) {
-            (Reply::Granted(block), Phase::Trying { first, .. }) => {
-                let left = self.lease.saturating_sub(*first);
-                process.phase = if left > 0 {
-                    Phase::Holding { block, passes: 0, left }
-                } else {
-                    Phase::Leaving { used: block.next }
-                };
-            }
-            // Nothing of an earlier attempt is there; the next one begins anew.
-            (Reply::Busy, Phase::Trying { first, .. }) => *first = 0,
-            (Reply::Extended, Phase::Holding { left, .. }) => {
-                *left = (*left).max(self.lease.saturating_sub(request.age));
-            }
-            (Reply::Gone, phase @ Phase::Holding { .. }) => {
-                let Phase::Holding { block, .. } = *phase else { return None };
-                *phase = Phase::Leaving { used: block.next };
-            }
-            (Reply::Withdrawn, phase @ Phase::Leaving { .. }) => *phase = Phase::Idle,
-            _ => return None,
-        }
-        Some(())
-    }
-
-    fn tick(&self, state: &mut State, missed: Option<u8>) {
-        state.lock = state.lock.filter(|lock| lock.left > 1).map(|lock| Lock { left: lock.left - 1, ..lock });
-        for (id, process) in (0..).zip(&mut state.processes) {
-            if missed == Some(id) {
-                continue;
-            }
-            if let Some(request) = &mut process.request
-                && !request.given_up
-                && request.what == What::Renew
-            {
-                request.age = (request.age + 1).min(self.lease);
-            }
-            match &mut process.phase {
-                Phase::Trying { first, .. } => *first = (*first + 1).min(self.lease),
-                Phase::Holding { block, left, .. } => {
-                    *left -= 1;
-                    if *left == 0 {
-                        process.phase = Phase::Leaving { used: block.next };
-                        process.give_up();
-                    }
-                }
-                _ => {}
-            }
-        }
     }
 }

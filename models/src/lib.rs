@@ -4,7 +4,8 @@
 //! its assumptions and finds no counterexample, or drops one of them and finds one. The page `docs/models.md` has the
 //! results.
 //!
-//! A model is not the code, but where it calls the code: the lease decides by the engine's state machines, and readers,
+//! A model is not the code, but where it calls the code: the lease, the hand-off and the queue decide by the
+//! engine's state machines, and readers,
 //! writers and permits are judged by that of the stores. What a model takes over otherwise is said with the name of the
 //! file; time is counted in ticks, and whatever a process does between two events takes no time, or any time, since a
 //! step that can be taken need not be.
@@ -13,6 +14,7 @@ pub mod baton;
 pub mod explore;
 pub mod handoff;
 pub mod lease;
+pub mod queue;
 pub mod quorum;
 pub mod shares;
 pub mod zookeeper;

@@ -5,17 +5,17 @@ use std::process::ExitCode;
 use std::{env, fmt};
 
 use dlock_models::explore::{Until, explore};
-use dlock_models::{baton, handoff, lease, quorum, shares, zookeeper};
+use dlock_models::{baton, handoff, lease, queue, quorum, shares, zookeeper};
 use stateright::Model;
 
 const HELP: &str = "\
 usage: cargo run --release -p dlock-models -- [--small] [name ...]
 
 Explores the models in a larger size than the tests do, each to the last state: minutes, and gigabytes of memory.
---small takes the size of the tests. Names: lease, zookeeper, handoff, quorum, baton, shares;
+--small takes the size of the tests. Names: lease, zookeeper, handoff, quorum, baton, shares, queue;
 all of them if none is given.";
 
-const NAMES: [&str; 6] = ["lease", "zookeeper", "handoff", "quorum", "baton", "shares"];
+const NAMES: [&str; 7] = ["lease", "zookeeper", "handoff", "quorum", "baton", "shares", "queue"];
 
 fn main() -> ExitCode {
     let (options, names): (Vec<_>, Vec<_>) = env::args().skip(1).partition(|arg| arg.starts_with('-'));
@@ -45,6 +45,8 @@ fn run(name: &str, large: bool) -> bool {
         ("quorum", false) => show(name, quorum::Quorum::small(quorum::Rules::default())),
         ("baton", true) => show(name, baton::Baton::large(baton::Rules::default())),
         ("baton", false) => show(name, baton::Baton::small(baton::Rules::default())),
+        ("queue", true) => show(name, queue::Queue::large(queue::Rules::default())),
+        ("queue", false) => show(name, queue::Queue::small(queue::Rules::default())),
         ("shares", true) => show(name, shares::Shares::large(shares::Rules::default())),
         ("shares", false) => {
             show(name, shares::Shares::readers(shares::Rules::default()))

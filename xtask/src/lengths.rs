@@ -18,7 +18,6 @@ const LONGER: &[(&str, usize)] = &[
     ("dlock-testkit/src/conformance/cases/fairness.rs", 518),
     ("dlock-testkit/src/conformance/cases/permits.rs", 506),
     ("dlock-testkit/src/conformance/cases/sharing.rs", 535),
-    ("models/src/handoff.rs", 456),
     ("tests/attribute/behaviour.rs", 487),
 ];
 

@@ -57,7 +57,7 @@
 mod administration;
 mod announcements;
 mod answers;
-mod backoff;
+pub(crate) mod backoff;
 mod boxed;
 mod capabilities;
 mod diagnosis;
@@ -89,6 +89,7 @@ pub use self::answers::{
     Attempt, BatchAttempt, Busy, Forced, Grant, OthersWaiting, Renewed, Validity, Withdrawal,
 };
 pub use self::backoff::Backoff;
+pub(crate) use self::backoff::PauseLimit;
 pub use self::boxed::{BoxedFuture, boxed};
 pub use self::capabilities::Capabilities;
 pub use self::diagnosis::{Finding, NodeState, Severity};

@@ -148,7 +148,7 @@ impl<'a> Acquire<'a> {
     async fn run(&mut self) -> Result<Option<Shares>, Error> {
         match self.attempt_until_done().await {
             Ok(Some(shares)) => {
-                let fence = if shares.len() == 1 { shares[0].hold().fence } else { None };
+                let fence = if shares.len() == 1 { shares[0].hold().fence() } else { None };
                 self.span.acquired(fence);
                 Ok(Some(shares))
             }

@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 
 use crate::backend::dynamic::DynClaim;
 use crate::backend::requirement::check_handing_over;
-use crate::backend::{Backoff, Withdrawal};
+use crate::backend::{PauseLimit, Withdrawal};
 use crate::baton::Baton;
 use crate::clock::Timestamp;
 use crate::engine::activity::ActivityToken;
@@ -169,7 +169,7 @@ impl HandingOver {
         let token = claim.token().left_behind();
         // From the first request: a repetition lengthens nothing.
         let until = SystemTime::now() + self.at_most;
-        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut backoff = PauseLimit::new(Duration::from_millis(20), Duration::from_secs(1));
         let at_most = self.at_most;
         // Not beyond the deadline: another may have the lock by then, and nothing is left to hand over.
         let again = |asked| {
@@ -184,7 +184,7 @@ impl HandingOver {
             let cause = "the backend no longer had it under our token";
             return Err(fail(Failure::new(ErrorKind::NotHeld, cause)));
         }
-        let baton = Baton::new(hold.engine.name, (hold.key.clone(), hold.mode()), token, hold.fence, until);
+        let baton = Baton::new(hold.engine.name, (hold.key.clone(), hold.mode()), token, hold.fence(), until);
         Ok(LeftKey { from: self, baton, withdrawn })
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::dynamic::DynClaim;
-use crate::backend::{Backoff, OthersWaiting, Withdrawal};
+use crate::backend::{OthersWaiting, PauseLimit, Withdrawal};
 use crate::clock::Timestamp;
 use crate::engine::Engine;
 use crate::engine::activity::ActivityToken;
@@ -90,8 +90,8 @@ impl Cleanup {
         let engine = Arc::clone(&self.engine);
         let clock = &engine.clock;
         let mut plan = self.plan(clock.now());
-        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-        let mut refusals = Backoff::of_refusals();
+        let mut backoff = PauseLimit::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut refusals = PauseLimit::of_refusals();
         let mut others_waiting = OthersWaiting::NONE;
         loop {
             // Taken anew each time: of a cooldown, the rest goes with each request.

@@ -9,8 +9,15 @@ pub mod acquire {
     pub use crate::engine::acquire::unsettled::{Sent, Unsettled};
 }
 
-/// The validity of a hold, and the times of its renewals.
+/// The validity of a hold, the times of its renewals, and what becomes of it at the end of its section.
 pub mod hold {
     pub use crate::engine::hold::Condition;
     pub use crate::engine::hold::lease::{After, LeaseTerms, Plan, Report, Standing};
+    pub use crate::engine::hold::pass::{ReservedFences, SectionEnd};
+}
+
+/// The moments at which the first waiter of a process asks for a lock.
+pub mod ask {
+    pub use crate::backend::backoff::PauseLimit;
+    pub use crate::engine::wait_queue::ask::{AskAt, AskPlan};
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::requirement::{Requirement, check};
-use crate::backend::{Backoff, Mode, Renewed};
+use crate::backend::{Mode, PauseLimit, Renewed};
 use crate::clock::Timestamp;
 use crate::engine::bounds::RequestBounds;
 use crate::engine::hold::{Condition, Hold};
@@ -156,7 +156,7 @@ fn ask_later(hold: Arc<Hold>) {
     let activity = hold.engine.registry.activity.begin().into_background();
     let engine = Arc::clone(&hold.engine);
     engine.later(async move {
-        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut backoff = PauseLimit::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut refusals = Refusals::new(&hold.engine, hold.site);
         // Read in each round: the caller may ask for the downgrade again, and learn the outcome first.
         while hold.shares.downgrades.load(Ordering::Acquire) {

@@ -42,9 +42,10 @@ impl Handoff {
     /// Makes a hold of it, for `spec`; not yet listed with the keeper. The token that is returned beside it is dropped
     /// once it is listed, so that a shutdown finds the lock in the one place or the other.
     pub(super) fn take(mut self, spec: &Spec) -> Option<(Arc<Hold>, Option<ActivityToken>)> {
+        let fences = self.before.next_fences()?;
         // Without the claim, the drop of `self` leaves nothing to the keeper.
         let claim = self.claim.take()?;
-        Some((Hold::after(&self.before, spec, claim), self.activity.take()))
+        Some((Hold::after(&self.before, spec, claim, fences), self.activity.take()))
     }
 }
 

@@ -8,13 +8,14 @@
 //! | can it be relied on, and if not, why | [`LocalValidity`] |
 //! | when is it renewed | [`RenewalPlan`], by the rules of [`LeaseTerms`] |
 //! | who shares it, and may they only read | [`HoldShares`] |
-//! | what does its end leave to others | [`Succession`] |
+//! | what does its end leave to others | [`Succession`], by the rules of [`LeaseTerms::passes_on`] |
 //! | who has the claim behind it | [`ClaimPlace`] |
 //!
 //! None of the parts has a clock, or runs code of others: the hold reads the clock, and reports and wakes.
 
 mod claim;
 pub(super) mod lease;
+pub(super) mod pass;
 mod passing;
 mod shares;
 mod validity;
@@ -39,6 +40,7 @@ use crate::sync::{Mutex, Notify};
 use crate::telemetry::{Loss, Site, Subject, Trace};
 use claim::ClaimPlace;
 use lease::{After, LeaseTerms, RenewalPlan, Report, Standing};
+use pass::ReservedFences;
 use passing::Succession;
 use shares::HoldShares;
 pub(super) use shares::{ShareKind, Uncarried, Unshared};
@@ -81,7 +83,6 @@ pub(crate) struct Hold {
     pub(crate) engine: Arc<Engine>,
     pub(crate) key: Key,
     pub(crate) site: Site,
-    pub(crate) fence: Option<Fence>,
     pub(super) options: HoldOptions,
     terms: LeaseTerms,
     pub(super) acquired_at: Timestamp,
@@ -123,30 +124,21 @@ impl Hold {
             true => spec.engine.tenures.granted(&spec.key, now),
             false => Tenure::begin(now),
         };
-        // The reserved fences are this hold's and those of the sections that follow it; zero keeps it from being passed
-        // on.
-        let last_fence = match grant.fence {
-            Some(fence) if spec.options.handoff && spec.options.mode.is_exclusive() => {
-                fence.get().saturating_add(u64::from(grant.reserved.saturating_sub(1)))
-            }
-            _ => 0,
-        };
-        // A hold that follows by handoff counts on the whole lease, which the server has not confirmed after a first
-        // lease.
-        let last_fence = if grant.first_lease.is_none() { last_fence } else { 0 };
+        let may_be_passed_on = spec.options.handoff && spec.options.mode.is_exclusive();
+        let fences = ReservedFences::granted(&grant, may_be_passed_on);
         // A renewal may shorten a first lease that is longer than the validity.
         let first_lease = match grant.validity {
             Validity::Lease(length) => grant.first_lease.map(|first| first.min(length)),
             Validity::Session(_) => grant.first_lease,
         };
         let terms = (grant.validity, first_lease);
-        Self::make(spec, claim, (grant.fence, last_fence), terms, (now, sent), tenure)
+        Self::make(spec, claim, fences, terms, (now, sent), tenure)
     }
 
     fn make(
         spec: &Spec,
         mut claim: Box<dyn DynClaim>,
-        (fence, last_fence): (Option<Fence>, u64),
+        fences: ReservedFences,
         (validity, first_lease): (Validity, Option<Duration>),
         (now, sent): (Timestamp, Timestamp),
         tenure: Tenure,
@@ -160,7 +152,6 @@ impl Hold {
             engine,
             key,
             site,
-            fence,
             options: HoldOptions {
                 role: options.role,
                 fair: options.fair,
@@ -173,7 +164,7 @@ impl Hold {
             validity: LocalValidity::new(plan, sent),
             renewals: RenewalPlan::new(plan.renew_at),
             shares: HoldShares::new(options.mode),
-            succession: Succession::new(last_fence, tenure, leave_until),
+            succession: Succession::new(fences, tenure, leave_until),
             listing: RegistryEntry::default(),
             changed: Notify::new(),
             // Not here yet: the claim's signal needs the hold, which it reports to.
@@ -183,6 +174,11 @@ impl Hold {
         claim.granted(Signal::new(&hold));
         *hold.claim.lock() = ClaimPlace::Here(claim);
         hold
+    }
+
+    /// Returns its fencing token, where the backend has such.
+    pub(crate) const fn fence(&self) -> Option<Fence> {
+        self.succession.fences().own()
     }
 
     /// Returns the tenure that its release ends; `None` where others may hold the lock at the same time.
@@ -511,7 +507,7 @@ impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hold")
             .field("backend", &self.engine.name)
-            .field("fence", &self.fence)
+            .field("fence", &self.fence())
             .field("validity", &self.validity)
             .finish_non_exhaustive()
     }

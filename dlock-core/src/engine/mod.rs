@@ -36,7 +36,7 @@ use tokio::sync::mpsc;
 
 use crate::backend::dynamic::{DynBackend, DynClaim};
 use crate::backend::{
-    Backoff, Capabilities, ClaimHost, ClaimRequest, Entropy, Host, Occupancy, OthersWaiting,
+    Capabilities, ClaimHost, ClaimRequest, Entropy, Host, Occupancy, OthersWaiting, PauseLimit,
 };
 use crate::clock::Clock;
 use crate::engine::attended::Attendance;
@@ -117,7 +117,7 @@ impl Engine {
             identities: Identities { candidate: identity.to_candidate(), holder: identity },
             telemetry,
             wait_queue: WaitQueue::new(
-                Backoff::new(capabilities.poll_from, capabilities.poll_to),
+                PauseLimit::new(capabilities.poll_from, capabilities.poll_to),
                 capabilities.notified,
             )
             .timed_by(timers.clone()),

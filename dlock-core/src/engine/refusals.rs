@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use crate::backend::Backoff;
+use crate::backend::PauseLimit;
 use crate::engine::Engine;
 use crate::error::Failure;
 use crate::telemetry::Site;
@@ -19,14 +19,14 @@ use crate::telemetry::Site;
 pub(crate) struct Refusals<'a> {
     engine: &'a Engine,
     site: Site,
-    pauses: Backoff,
+    pauses: PauseLimit,
     /// Is `true` if the last answer was a refusal.
     refused: bool,
 }
 
 impl<'a> Refusals<'a> {
     pub(crate) fn new(engine: &'a Engine, site: Site) -> Self {
-        Self { engine, site, pauses: Backoff::of_refusals(), refused: false }
+        Self { engine, site, pauses: PauseLimit::of_refusals(), refused: false }
     }
 
     /// Reports a refusal, and returns how long to pause after it.
@@ -45,7 +45,7 @@ impl<'a> Refusals<'a> {
     pub(crate) fn are_over(&mut self) {
         // Each answer comes here, and only the first after a refusal is worth a report.
         if std::mem::take(&mut self.refused) {
-            self.pauses = Backoff::of_refusals();
+            self.pauses = PauseLimit::of_refusals();
             self.engine.telemetry.refusals_over();
         }
     }

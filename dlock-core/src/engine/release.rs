@@ -139,7 +139,7 @@ impl Release {
         // Nearly all releases pass nothing on, and need no look at the clock to know that. The fences first, which are
         // not shared with others. A waiter that comes after this is woken by the end of the release.
         let is_wanted =
-            was == Condition::Held && hold.has_next_fence() && hold.engine.wait_queue.has(&hold.key);
+            was == Condition::Held && hold.next_fences().is_some() && hold.engine.wait_queue.has(&hold.key);
         let not_handed_off = match is_wanted {
             true => hand_off(&hold, activity).err(),
             false => Some(NotHandedOff { claim: None, activity }),

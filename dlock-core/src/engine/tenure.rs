@@ -65,9 +65,9 @@ const REMEMBERED: Duration = Duration::from_secs(1);
 /// The time for which others that were seen to wait are taken to wait: the way to a process that is far and back, and
 /// its own waits on it.
 const SEEN: Duration = Duration::from_millis(250);
-/// The time for which a process passes a lock on where it has seen a reader wait elsewhere within [`REMEMBERED`]. Not
-/// shorter: where most read and some write, a turn of the readers after each writer costs more than it gives, and
-/// writers that follow each other share one.
+/// The time after each grant of the backend for which a process passes the lock on where it has seen a reader wait
+/// elsewhere within [`REMEMBERED`]. Not shorter: where most read and some write, a turn of the readers after each
+/// writer costs more than it gives, and writers that follow each other share one.
 const WITH_READERS: Duration = Duration::from_millis(10);
 /// The number of keys from which on entries that are of no use any more are removed.
 const KEYS: usize = 256;
@@ -112,6 +112,8 @@ impl HandoffLimits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tenure {
     since: Timestamp,
+    /// The time of the last grant of the backend. Readers that waited elsewhere before it were let in.
+    granted_at: Timestamp,
     sections: u32,
     /// The number of tenures that ended in a pause since another process was found to have the lock.
     pauses: u32,
@@ -124,7 +126,7 @@ pub(crate) struct Tenure {
 impl Tenure {
     /// Begins a tenure, with its first section.
     pub(super) const fn begin(now: Timestamp) -> Self {
-        Self { since: now, sections: 1, pauses: 0, seen_at: None, reader_at: None }
+        Self { since: now, granted_at: now, sections: 1, pauses: 0, seen_at: None, reader_at: None }
     }
 
     /// Adds one section.
@@ -145,8 +147,8 @@ impl Tenure {
         now: Timestamp,
         readers_wait_here: impl FnOnce() -> bool,
     ) -> bool {
-        let time = now.since(self.since);
-        time >= limits.time || time >= WITH_READERS && self.knows_readers(now) && !readers_wait_here()
+        now.since(self.since) >= limits.time
+            || now.since(self.granted_at) >= WITH_READERS && self.knows_readers(now) && !readers_wait_here()
     }
 
     /// Is `true` if a reader was seen to wait, and may wait again.
@@ -257,7 +259,7 @@ impl Tenures {
             }
             Some(Recent { tenure: None, .. }) | None => Tenure::begin(now),
         };
-        Tenure { reader_at, ..tenure }
+        Tenure { granted_at: now, reader_at, ..tenure }
     }
 
     /// Notes that another process has the lock.
@@ -457,6 +459,27 @@ mod tests {
         assert_eq!(tenures.count.load(Ordering::SeqCst), 0, "it is forgotten");
         let tenure = tenures.granted(&key, at(1_022));
         assert!(!tenure.ends_passing_on(&limits, at(1_071), || false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_short_time_is_counted_from_each_grant_and_the_limits_from_the_beginning() {
+        let limits = HandoffLimits::default();
+        let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
+        let tenure = tenures.granted(&key, at(1));
+        assert!(tenures.released(&key, tenure, OthersWaiting { count: 1, reader: true }, || at(2)).is_none());
+        // Writers wait elsewhere, and no reader, so that the tenure goes on.
+        for granted in [2, 12, 22] {
+            let tenure = tenures.granted(&key, at(granted));
+            for tenure in [tenure, tenure.next()] {
+                assert!(!tenure.ends_passing_on(&limits, at(granted + 9), || false));
+                assert!(tenure.ends_passing_on(&limits, at(granted + 10), || false));
+            }
+            assert!(tenures.released(&key, tenure.next(), others(1), || at(granted + 10)).is_none());
+        }
+        let tenure = tenures.granted(&key, at(45));
+        assert!(!tenure.ends_passing_on(&limits, at(50), || false));
+        assert!(tenure.ends_passing_on(&limits, at(51), || false), "the whole tenure is over");
+        assert!(tenures.released(&key, tenure, others(1), || at(51)).is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,28 +5,16 @@
 //! held in this process. So a herd of local waiters costs the server no more than one waiter, and a handoff costs no
 //! more than its release and its acquire.
 //!
-//! The first waiter of a key does this, by the state of its [`KeyQueue`]:
+//! When the first waiter of a key asks is decided by the [`AskPlan`] of its queue. Readers are also invited to ask
+//! beside others, see [`readers`].
 //!
-//! ```text
-//! state      fields       first waiter                           left by
-//! released   released     asks at once                           ask
-//! asked      asked_at     awaits the answer                      poll_after; win; the waiter leaves
-//! busy       due_at       waits until then, or for a release     due_at: ask; a release: released
-//! held here  held_here    as busy, and need not listen           a release in this process; due_at: ask
-//! yielded    back_until   neither asks nor listens until then    back_until: ask; a release: released
-//! offered    offer        takes the lock, and asks nothing       take_offer; leaves: the next is offered it
-//! ```
-//!
-//! Readers are also invited to ask beside others, see [`readers`].
-//!
-//! * The state of a lock belongs to its queue, not to its first waiter: when that leaves, the next waiter knows when to
-//!   ask, and asks no earlier.
 //! * Only the waiter that becomes the first is woken. A waiter that leaves from the middle wakes none, and costs the
 //!   same whatever the length of the queue.
 //! * The lock itself may be handed to the first waiter, which then need not ask. A waiter that leaves without taking it
 //!   leaves it to the next.
 //! * A release between an answer and the place in the queue is not missed: releases are counted, and `join` compares.
 
+pub(crate) mod ask;
 mod readers;
 mod waiter;
 
@@ -42,13 +30,14 @@ use foldhash::quality::FixedState;
 use slab::Slab;
 use tokio::time::Instant;
 
-use crate::backend::Backoff;
+use crate::backend::PauseLimit;
 use crate::guarded::{drop_guarded, wake};
 use crate::key::Key;
 use crate::runtime::timer::Timers;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::Waiters;
+use ask::{AskAt, AskPlan};
 use readers::Reader;
 use waiter::Waiter;
 
@@ -57,11 +46,6 @@ const SHARDS: usize = 32;
 /// The number of counters of releases. Keys that share a counter cost each other a needless request now and then, and
 /// never a missed release.
 const COUNTERS: usize = 512;
-/// The pause after the last request at which a new first waiter asks, where the backend notifies and the waiter before
-/// it gave up: for a moment there was no listener, and a notification may have been missed. It doubles each time that
-/// it finds the lock held, so that a queue whose waiters give up one after the other polls no more than a queue whose
-/// first waiter stays.
-const MISSED_AFTER: Duration = Duration::from_millis(20);
 /// A shard that had more waiters than this frees its memory when all have left.
 const KEPT: usize = 256;
 
@@ -75,7 +59,7 @@ pub(crate) struct WaitQueue {
     releases: [AtomicU32; COUNTERS],
     shards: [Mutex<Shard>; SHARDS],
     /// The pauses between polls that a new queue begins with.
-    polls: Backoff,
+    polls: PauseLimit,
     /// Is `true` if the first waiter is notified of releases elsewhere.
     notified: bool,
     timers: Timers,
@@ -91,23 +75,7 @@ struct Shard {
 struct KeyQueue {
     first: usize,
     last: usize,
-    /// The lock was released since it was asked for last.
-    released: bool,
-    /// A former waiter of this queue has the lock. Its release notifies the queue.
-    held_here: bool,
-    /// The lock is left to other processes: no waiter here asks, or listens, before this moment. It is that of
-    /// [`Tenures`](super::tenure::Tenures), which outlives the queue; a release or a request here ends it earlier.
-    back_until: Option<Instant>,
-    asked_at: Option<Instant>,
-    /// The moment at which it is to be asked for without any notification; `None`, which means at once, while that is
-    /// not known.
-    due_at: Option<Instant>,
-    polls: Backoff,
-    /// The next [`MISSED_AFTER`] pause; `None` where the backend does not notify, so that no notification is missed
-    /// when the first waiter leaves.
-    missed_after: Option<Duration>,
-    /// The waiter that asked last, unless there was news of the lock since.
-    asker: Option<usize>,
+    plan: AskPlan,
     /// The number of readers that are not invited, so that a grant need not look for them.
     readers: usize,
 }
@@ -139,12 +107,13 @@ pub(crate) struct Ticket<'a> {
     key: &'a Key,
     shard: usize,
     place: usize,
-    won: bool,
+    /// The pause of the waiter behind, where this one leaves with the lock.
+    won: Option<Duration>,
 }
 
 impl WaitQueue {
     /// Creates queues whose first waiter polls with these pauses.
-    pub(crate) fn new(polls: Backoff, notified: bool) -> Self {
+    pub(crate) fn new(polls: PauseLimit, notified: bool) -> Self {
         Self {
             waiting: AtomicUsize::new(0),
             releases: [const { AtomicU32::new(0) }; COUNTERS],
@@ -204,22 +173,11 @@ impl WaitQueue {
             // A waiter that has asked before it joined is taken to have asked just now, which puts a poll off by no
             // more than the way of that answer.
             let asked_at = seen.map(|_| Instant::now());
-            let line = KeyQueue {
-                first: place,
-                last: place,
-                released: missed,
-                held_here: false,
-                back_until: None,
-                asked_at,
-                due_at: None,
-                polls: self.polls.clone(),
-                missed_after: self.notified.then_some(MISSED_AFTER),
-                asker: None,
-                readers: 0,
-            };
+            let plan = AskPlan::new(self.polls, self.notified, asked_at, missed);
+            let line = KeyQueue { first: place, last: place, plan, readers: 0 };
             lines.insert(key.clone(), line);
         }
-        Ticket { queue: self, key, shard: number, place, won: false }
+        Ticket { queue: self, key, shard: number, place, won: None }
     }
 
     /// Notes that the lock was released in this process: its first waiter may try.
@@ -254,7 +212,7 @@ impl WaitQueue {
             // The first waiter alone is offered the lock, also where a later one would take it: no waiter is overtaken.
             let first = &mut waiters[line.first];
             first.put((lease, offer)).map_err(|(_, offer)| offer)?;
-            (line.released, line.held_here, line.asker, line.back_until) = (false, true, None, None);
+            line.plan.is_passed_on();
             first.waker.take()
         };
         wake(first);
@@ -267,21 +225,21 @@ impl Shard {
     /// Returns the first waiter, to be woken.
     fn tell(&mut self, key: &Key) -> Option<Waker> {
         let line = self.lines.get_mut(key)?;
-        (line.released, line.held_here, line.asker, line.back_until) = (true, false, None, None);
+        line.plan.released();
         self.waiters[line.first].waker.take()
     }
 
     /// Returns the first waiter, to be woken.
     fn yield_until(&mut self, key: &Key, until: Instant) -> Option<Waker> {
         let line = self.lines.get_mut(key)?;
-        line.yield_until(until);
+        line.plan.yields(until);
         self.waiters[line.first].waker.take()
     }
 
-    fn leave(&mut self, key: &Key, place: usize, won: bool) -> Left {
+    fn leave(&mut self, key: &Key, place: usize, won: Option<Duration>) -> Left {
         // A ticket leaves once, so that its place is there.
         let Some(left) = self.waiters.try_remove(place) else { return Left::default() };
-        let Waiter { before, after, waker, owes_an_answer, reader, mut offer, .. } = left;
+        let Waiter { before, after, waker, reader, mut offer, .. } = left;
         let mut next_waker = None;
         if let Some(line) = self.lines.get_mut(key).filter(|_| reader == Reader::Waits) {
             line.readers -= 1;
@@ -302,15 +260,16 @@ impl Shard {
             (None, Some(next)) => {
                 if let Some(line) = self.lines.get_mut(key) {
                     line.first = next;
-                    // Before `first_left`: if the waiter won, that release led to its grant, and the next waiter is
-                    // owed nothing.
-                    line.released |= owes_an_answer;
-                    line.first_left(won || offer.is_some());
+                    match won {
+                        Some(pause) => line.plan.wins(Instant::now(), pause),
+                        None if offer.is_some() => line.plan.is_passed_on(),
+                        None => line.plan.gives_up(),
+                    }
                 }
                 let next = &mut self.waiters[next];
                 next_waker = next.waker.take();
-                // The queue notes `held_here` also if the next waiter declines: dropping the lock then releases it,
-                // which notifies.
+                // The plan takes the lock for held here also if the next waiter declines: dropping the lock then
+                // releases it, which notifies.
                 offer = offer.and_then(|offer| next.put(offer).err());
             }
             (None, None) => {
@@ -326,43 +285,6 @@ impl Shard {
         // An invitation that was not answered is one for the next reader: it may be the only one.
         let invited = if reader == Reader::Invited { self.invite_readers(key, 1).pop() } else { None };
         Left { waker, next: next_waker, invited, offer }
-    }
-}
-
-impl KeyQueue {
-    /// Notes that the first waiter left. If it left with the lock, this process holds that until a release is reported.
-    /// If it left without, nothing new is learned of the lock.
-    fn first_left(&mut self, won: bool) {
-        if won {
-            (self.released, self.held_here, self.asker, self.back_until) = (false, true, None, None);
-        } else if self.back_until.is_some() {
-            // The next waiter asks then.
-        } else if let (Some(due_at), Some(asked_at), Some(missed_after)) =
-            (self.due_at, self.asked_at, self.missed_after)
-        {
-            // From the last request, not from now: waiters that leave one after the other do not put the next poll off.
-            self.due_at = Some(due_at.min(asked_at + missed_after));
-        }
-    }
-
-    /// Keeps every waiter from asking, or listening, before this moment.
-    fn yield_until(&mut self, until: Instant) {
-        (self.released, self.asker) = (false, None);
-        (self.back_until, self.due_at) = (Some(until), Some(until));
-    }
-
-    /// Notes that the lock is being asked for. Until there is an answer, the next waiter asks no earlier than after the
-    /// next pause.
-    fn asked(&mut self) {
-        let now = Instant::now();
-        (self.asked_at, self.held_here, self.back_until) = (Some(now), false, None);
-        self.due_at = Some(now + self.polls.next_at_most());
-        // `asker` is `None` after news of the lock, so that only waiters which asked in vain make the pause longer.
-        let followed = self.asker.replace(self.first).is_some_and(|last| last != self.first);
-        if let Some(missed_after) = &mut self.missed_after {
-            *missed_after =
-                if followed { (*missed_after * 2).min(self.polls.at_most()) } else { MISSED_AFTER };
-        }
     }
 }
 
@@ -395,10 +317,7 @@ impl Ticket<'_> {
     /// Resolves when this waiter is the first, and no former waiter of this queue holds the lock: its release is
     /// reported without a listener.
     pub(crate) async fn may_listen(&self) {
-        std::future::poll_fn(|context| {
-            self.poll_when(context, |line| !line.held_here && line.back_until.is_none())
-        })
-        .await;
+        std::future::poll_fn(|context| self.poll_when(context, |line| line.plan.listens())).await;
     }
 
     /// Resolves when this waiter is the first and an attempt is worth while, or the lock is there to be
@@ -406,13 +325,10 @@ impl Ticket<'_> {
     pub(crate) async fn turn(&self) -> Turn {
         self.first().await;
         loop {
-            // Without `due_at` nothing is known that a request would have to wait for.
-            let due_at = match self.as_first(|line| (line.released, line.due_at)) {
-                Some((false, Some(due_at))) => due_at,
-                _ => return Turn::Released,
-            };
-            // A change of `due_at` ends the wait too: the timer below is set for the old moment.
-            let changed = |line: &KeyQueue| line.released || line.due_at != Some(due_at);
+            let ask_at = self.as_first(|line| line.plan.ask_at());
+            let Some(AskAt::Due(due_at)) = ask_at else { return Turn::Released };
+            // A later moment ends the wait too: the timer below is set for the old one.
+            let changed = |line: &KeyQueue| line.plan.ask_at() != AskAt::Due(due_at);
             let changed = std::future::poll_fn(|context| self.poll_when(context, changed));
             if self.queue.timers.until(due_at, changed).await.is_none() {
                 return Turn::Due;
@@ -439,7 +355,7 @@ impl Ticket<'_> {
     /// Resolves when the lock is there to be [taken](Self::take_offer), or this is the first waiter of a lock that was
     /// released. Returns which.
     pub(super) async fn passed_on_or_released(&self) -> bool {
-        std::future::poll_fn(|context| self.poll_when(context, |line| line.released)).await;
+        std::future::poll_fn(|context| self.poll_when(context, |line| line.plan.has_news())).await;
         self.has_offer()
     }
 
@@ -466,12 +382,12 @@ impl Ticket<'_> {
 
     /// Is `true` if this waiter is the first and the lock is left to other processes.
     pub(super) fn yields(&self) -> bool {
-        self.as_first(|line| line.back_until.is_some()).unwrap_or_default()
+        self.as_first(|line| line.plan.is_yielded()).unwrap_or_default()
     }
 
     /// Keeps the waiters of this queue from asking before this moment, if this waiter is the first.
     pub(super) fn yield_until(&self, until: Instant) {
-        self.as_first(|line| line.yield_until(until));
+        self.as_first(|line| line.plan.yields(until));
     }
 
     fn poll_when(&self, context: &mut Context<'_>, test: impl FnOnce(&KeyQueue) -> bool) -> Poll<()> {
@@ -503,11 +419,10 @@ impl Ticket<'_> {
             shard.asks_as_reader(self.key, self.place);
             let Shard { lines, waiters } = &mut *shard;
             let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) else { return };
-            line.asked();
+            line.plan.asks(Instant::now());
             let waiter = &mut waiters[self.place];
             // From here on the request may be granted: an offer that came beside it would be a second hold.
             waiter.takes = None;
-            waiter.owes_an_answer |= std::mem::take(&mut line.released);
             match waiter.reader {
                 Reader::No => shard.invite_readers(self.key, 1).pop(),
                 _ => None,
@@ -524,36 +439,26 @@ impl Ticket<'_> {
 
     /// Returns the pause until the next poll, which is longer each time. `fraction` is random, from 0 to 1.
     pub(super) fn next_pause(&self, fraction: f64) -> Option<Duration> {
-        self.as_first(|line| line.polls.pause(fraction))
+        self.as_first(|line| line.plan.next_pause(fraction))
     }
 
     /// Makes the next pause shorter: the lock goes from holder to holder, and may be free for moments only.
     pub(super) fn speed_up(&self) {
-        self.as_first(|line| line.polls.speed_up());
+        self.as_first(|line| line.plan.speed_up());
     }
 
     /// Notes the answer that the lock has a holder: it is asked for again after this pause at the latest.
     pub(super) fn poll_after(&self, pause: Duration) {
         let mut shard = self.shard();
         shard.answered_as_reader(self.key, self.place);
-        let Shard { lines, waiters } = &mut *shard;
-        if let Some(line) = lines.get_mut(self.key).filter(|line| line.first == self.place) {
-            // A release meanwhile may have left the lock to other processes, which goes before the pause of this
-            // answer.
-            line.due_at = line.back_until.or_else(|| Some(Instant::now() + pause));
-            waiters[self.place].owes_an_answer = false;
+        if let Some(line) = shard.lines.get_mut(self.key).filter(|line| line.first == self.place) {
+            line.plan.answered(Instant::now(), pause);
         }
     }
 
     /// Leaves the queue with the lock. The next waiter waits for its release, and asks by itself after `pause`.
     pub(super) fn win(mut self, pause: Duration) {
-        // Short pauses again: the lock went from hand to hand, and what was found of the former holder is void.
-        let polls = self.queue.polls.clone();
-        self.as_first(|line| {
-            line.polls = polls;
-            line.due_at = Some(Instant::now() + pause);
-        });
-        self.won = true;
+        self.won = Some(pause);
     }
 }
 
@@ -573,7 +478,7 @@ impl Drop for Ticket<'_> {
 
 impl Default for WaitQueue {
     fn default() -> Self {
-        Self::new(Backoff::new(Duration::from_millis(10), Duration::from_millis(250)), true)
+        Self::new(PauseLimit::new(Duration::from_millis(10), Duration::from_millis(250)), true)
     }
 }
 

@@ -75,7 +75,7 @@ impl Guard {
     /// Returns the fencing token of this grant; `None` on backends without fences.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
-        self.hold().fence
+        self.hold().fence()
     }
 
     /// Checks that the lock is held at this moment: a local test of a deadline that lies before the end of the lease on

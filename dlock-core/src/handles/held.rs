@@ -76,19 +76,19 @@ impl Held {
     /// several, where every key has [its own](Self::fence_of).
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
-        self.only().and_then(|hold| hold.fence)
+        self.only().and_then(|hold| hold.fence())
     }
 
     /// Returns the fencing token of one key of a batch; `None` on backends without fences, and for a key that is not in
     /// it. Where two backends hold the same key, that of the first.
     #[must_use]
     pub fn fence_of(&self, key: &str) -> Option<Fence> {
-        self.holds().iter().find(|hold| hold.key.as_str() == key).and_then(|hold| hold.fence)
+        self.holds().iter().find(|hold| hold.key.as_str() == key).and_then(|hold| hold.fence())
     }
 
     /// Returns the keys, each with its fencing token, in the order in which they were taken.
     pub fn fences(&self) -> impl Iterator<Item = (&str, Option<Fence>)> {
-        self.holds().iter().map(|hold| (hold.key.as_str(), hold.fence))
+        self.holds().iter().map(|hold| (hold.key.as_str(), hold.fence()))
     }
 
     /// Checks that the lock is held at this moment: a local test, no I/O. See [`Guard::check`](crate::Guard::check).

@@ -19,7 +19,7 @@
 //! | `asked` | a message with its mark |
 //! |---|---|
 //! | `None`: no request yet, or the last one is unanswered | is no grant |
-//! | `Some`: the last request was answered with busy | is a grant, if [`LEAST`] of it is left |
+//! | `Some`: the last request was answered with busy | is a grant, if a quarter of it is left, and [`LEAST`] |
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ use dlock_core::{Clock, Fence, Timestamp};
 
 /// The time for which the server keeps the place of a waiter that has sent no request since.
 const PLACE: Duration = PREFERENCE_ALIVE;
-/// The least time that has to be left of a grant by message. With less, the claim asks for the lock, and the answer
-/// renews it.
+/// The least time that has to be left of a grant by message, where that is more than a quarter of it. With less, the
+/// claim asks for the lock, and the answer renews it: a process that is so late may well be so late again.
 const LEAST: Duration = Duration::from_millis(200);
 
 /// The place of one claim in the queue of a fair lock.
@@ -59,7 +59,7 @@ impl QueuePlace {
         let asked = self.asked.filter(|asked| asked.as_nanos() == mark)?;
         let waited = Clock::system().now().since(asked);
         let first = PLACE.min(lease);
-        (waited + LEAST < first).then(|| {
+        (waited + LEAST.max(first / 4) < first).then(|| {
             let grant = Grant::new(Validity::Lease(lease)).with_fence(Fence::new(fence));
             // The server counted from its arrival, which is later than `asked`: the local end is never after the
             // server's.
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_message_that_comes_late_is_a_reason_to_ask() {
-        for (late, lease) in [(PLACE - LEAST, LEASE), (LEASE / 60, LEASE / 60), (Duration::ZERO, LEAST)] {
+        for (late, lease) in [(PLACE * 3 / 4, LEASE), (LEASE / 60, LEASE / 60), (Duration::ZERO, LEAST)] {
             let (mut place, asked) = (QueuePlace::default(), Clock::system().now() - late);
             place.waits(asked);
             assert!(place.given((asked.as_nanos(), 7), lease).is_none(), "{late:?} of {lease:?}");

@@ -7,7 +7,7 @@ use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use shuttle::thread;
 
 use super::{HOUR, join, key};
-use crate::backend::Backoff;
+use crate::backend::PauseLimit;
 use crate::engine::wait_queue::{Ticket, WaitQueue};
 use crate::key::Key;
 
@@ -20,7 +20,7 @@ struct Lined {
 
 impl Lined {
     fn taken() -> Arc<Self> {
-        let queue = WaitQueue::new(Backoff::new(HOUR, HOUR), false);
+        let queue = WaitQueue::new(PauseLimit::new(HOUR, HOUR), false);
         Arc::new(Self { queue, taken: AtomicBool::new(true), inside: AtomicUsize::new(0) })
     }
 
@@ -165,7 +165,7 @@ impl Shared {
 }
 
 pub(super) fn readers_are_invited() {
-    let queue = WaitQueue::new(Backoff::new(HOUR, HOUR), false);
+    let queue = WaitQueue::new(PauseLimit::new(HOUR, HOUR), false);
     let holders = AtomicUsize::new(WRITER);
     let shared = Arc::new(Shared { queue, holders, granted: AtomicUsize::new(0) });
     let threads = [true, false, true, true].map(|reads| {

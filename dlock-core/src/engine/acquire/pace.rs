@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{Backoff, Capabilities};
+use crate::backend::{Capabilities, PauseLimit};
 use crate::engine::refusals::Refusals;
 
 /// The pauses between attempts, by the reason for the wait.
 pub(super) struct Pauses<'a> {
     /// The pauses between polls of a busy lock without a queue.
-    pub(super) polls: Backoff,
+    pub(super) polls: PauseLimit,
     pub(super) notifications: NotificationPace,
-    pub(super) failures: Backoff,
-    pub(super) unknown_outcomes: Backoff,
+    pub(super) failures: PauseLimit,
+    pub(super) unknown_outcomes: PauseLimit,
     /// Made at the first refusal.
     pub(super) refusals: Option<Box<Refusals<'a>>>,
 }
@@ -21,11 +21,11 @@ pub(super) struct Pauses<'a> {
 impl Pauses<'_> {
     pub(super) fn new(capabilities: &Capabilities) -> Self {
         Self {
-            polls: Backoff::new(capabilities.poll_from, capabilities.poll_to),
+            polls: PauseLimit::new(capabilities.poll_from, capabilities.poll_to),
             // No longer than the shortest poll: with more distance, notifications would be worse than polling.
             notifications: NotificationPace::new(capabilities.poll_from),
-            failures: Backoff::of_failures(),
-            unknown_outcomes: Backoff::of_unknown_outcomes(),
+            failures: PauseLimit::of_failures(),
+            unknown_outcomes: PauseLimit::of_unknown_outcomes(),
             refusals: None,
         }
     }
@@ -34,7 +34,7 @@ impl Pauses<'_> {
 /// Keeps a distance between attempts that notifications ask for, once many of these were for nothing. A backend may
 /// report changes that are none, as often as it likes.
 pub(super) struct NotificationPace {
-    distances: Backoff,
+    distances: PauseLimit,
     /// The longest distance.
     to: Duration,
     /// The number of notifications after which the lock was still busy.
@@ -51,7 +51,7 @@ impl NotificationPace {
     /// Creates the pace. The longest distance is that of a useful pause between polls.
     pub(super) fn new(to: Duration) -> Self {
         // From a millisecond: the first distances must not cost a waiter the moment in which the lock is free.
-        Self { distances: Backoff::new(Duration::from_millis(1), to), to, wasted: 0 }
+        Self { distances: PauseLimit::new(Duration::from_millis(1), to), to, wasted: 0 }
     }
 
     /// Returns when to ask after a notification that was waited for so long; `None` for at once.

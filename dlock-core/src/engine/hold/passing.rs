@@ -4,19 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Hold;
-use crate::backend::Validity;
+use super::pass::{ReservedFences, SectionEnd};
 use crate::backend::dynamic::DynClaim;
 use crate::clock::Timestamp;
 use crate::engine::Spec;
 use crate::engine::tenure::Tenure;
-use crate::fence::Fence;
 use crate::options::Options;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The things that a hold leaves to others when it ends: to the next section of this process, other processes, the key.
 pub(super) struct Succession {
-    /// The last of the fences that were reserved with it; zero when it is not to be passed on.
-    last_fence: u64,
+    fences: ReservedFences,
     pub(super) tenure: Tenure,
     /// The time until which its release leaves the key taken; zero for an ordinary release.
     leave_until: AtomicU64,
@@ -25,9 +23,13 @@ pub(super) struct Succession {
 }
 
 impl Succession {
-    pub(super) const fn new(last_fence: u64, tenure: Tenure, leave_until: Timestamp) -> Self {
+    pub(super) const fn new(fences: ReservedFences, tenure: Tenure, leave_until: Timestamp) -> Self {
         let leave_until = AtomicU64::new(leave_until.as_nanos());
-        Self { last_fence, tenure, leave_until, requested: AtomicBool::new(false) }
+        Self { fences, tenure, leave_until, requested: AtomicBool::new(false) }
+    }
+
+    pub(super) const fn fences(&self) -> ReservedFences {
+        self.fences
     }
 
     pub(super) fn is_requested(&self) -> bool {
@@ -49,10 +51,15 @@ impl Succession {
 }
 
 impl Hold {
-    /// Makes the hold that follows `before`, which gave its claim: the same lease, and the next fence. The reports of
-    /// the backend to `before` since it was closed count for this hold, which gets its reports from here on.
-    pub(in crate::engine) fn after(before: &Self, spec: &Spec, claim: Box<dyn DynClaim>) -> Arc<Self> {
-        let fences = (before.fence.map(|fence| Fence::new(fence.get() + 1)), before.succession.last_fence);
+    /// Makes the hold that follows `before`, which gave its claim: the same lease, and these fences, which are the next
+    /// ones. The reports of the backend to `before` since it was closed count for this hold, which gets its reports
+    /// from here on.
+    pub(in crate::engine) fn after(
+        before: &Self,
+        spec: &Spec,
+        claim: Box<dyn DynClaim>,
+        fences: ReservedFences,
+    ) -> Arc<Self> {
         // Not `now`: the handoff asks the server nothing, so that the lease runs from the last confirmation.
         let sent = before.validity.confirmed_at();
         let now = spec.engine.clock.now();
@@ -60,7 +67,7 @@ impl Hold {
             spec,
             claim,
             fences,
-            // No first lease: `new` reserves no second fence for a hold with one, so that none is passed on.
+            // No first lease: `ReservedFences` has no second fence for a hold with one.
             (before.terms.validity, None),
             (now, sent),
             before.succession.tenure.next(),
@@ -107,29 +114,24 @@ impl Hold {
         }
     }
 
-    /// Is `true` if a fence is left for a section that follows.
-    pub(crate) fn has_next_fence(&self) -> bool {
-        self.mode().is_exclusive() && self.fence.is_some_and(|fence| fence.get() < self.succession.last_fence)
+    /// Returns the fences for a section that follows; `None` if none is left.
+    pub(crate) fn next_fences(&self) -> Option<ReservedFences> {
+        self.succession.fences.next().filter(|_| self.mode().is_exclusive())
     }
 
     /// Is `true` if a hold that was closed, and sound until `now`, may go to the next waiter here.
     pub(crate) fn may_be_passed_on(&self, now: Timestamp) -> bool {
-        // The key is to stay taken, also for the next section of this process.
-        if self.leave_until() > Timestamp::from_nanos(0) {
-            return false;
-        }
-        let Validity::Lease(length) = self.terms.validity else { return false };
+        let Succession { tenure, .. } = &self.succession;
         let readers_wait_here = || self.engine.wait_queue.has_readers(&self.key);
-        let is_out_of_time =
-            self.succession.tenure.ends_passing_on(self.engine.tenures.limits(), now, readers_wait_here);
-        // The backend may have had reason to ask for the renewal, and its answer is lost with the hold.
-        let is_renewing = self.renewals.is_renewing(now);
-        !is_out_of_time
-            && !is_renewing
-            // Half of the lease is left for the section that follows, which begins without a request.
-            && now < self.validity.confirmed_at() + length / 2
-            && !self.is_at_risk()
-            && !self.is_release_requested()
+        self.terms.passes_on(&SectionEnd {
+            stays_taken: self.leave_until() > Timestamp::from_nanos(0),
+            is_out_of_time: tenure.ends_passing_on(self.engine.tenures.limits(), now, readers_wait_here),
+            is_wanted: self.is_release_requested(),
+            is_renewing: self.renewals.is_renewing(now),
+            is_at_risk: self.is_at_risk(),
+            confirmed_at: self.validity.confirmed_at(),
+            now,
+        })
     }
 }
 
@@ -138,8 +140,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::backend::{Grant, SignalSink};
+    use crate::backend::{Grant, SignalSink, Validity};
     use crate::engine::hold::Condition;
+    use crate::fence::Fence;
     use crate::key::Key;
     use crate::telemetry::Site;
     use crate::{Locks, ManualClock, Memory};
@@ -161,11 +164,12 @@ mod tests {
         let clock = ManualClock::stopped();
         let spec = spec(&clock);
         let before = Hold::new(&spec, spec.claim().unwrap(), granted(), clock.clock().now());
-        assert!(before.has_next_fence() && before.may_be_passed_on(clock.clock().now()));
+        assert!(before.next_fences().is_some() && before.may_be_passed_on(clock.clock().now()));
         assert_eq!(before.close(), Condition::Held);
         let claim = before.try_take_claim().flatten().unwrap();
         between(&before);
-        (clock, Hold::after(&before, &spec, claim))
+        let fences = before.next_fences().unwrap();
+        (clock, Hold::after(&before, &spec, claim, fences))
     }
 
     #[test]
@@ -200,8 +204,8 @@ mod tests {
         let clock = ManualClock::stopped();
         let (spec, now) = (spec(&clock), clock.clock().now());
         let held = |grant| Hold::new(&spec, spec.claim().unwrap(), grant, now);
-        assert!(held(granted()).has_next_fence());
-        assert!(!held(granted().with_first_lease(LEASE / 10)).has_next_fence());
+        assert!(held(granted()).next_fences().is_some());
+        assert!(held(granted().with_first_lease(LEASE / 10)).next_fences().is_none());
     }
 
     #[test]

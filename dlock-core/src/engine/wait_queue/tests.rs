@@ -118,8 +118,8 @@ async fn asked_by_those_who_give_up(line: &WaitQueue) -> u32 {
 
 #[tokio::test(start_paused = true)]
 async fn who_becomes_the_first_asks_when_the_one_before_would_have() {
-    let polls = Backoff::new(Duration::from_millis(50), Duration::from_millis(250));
-    let asked = asked_by_those_who_give_up(&WaitQueue::new(polls.clone(), false)).await;
+    let polls = PauseLimit::new(Duration::from_millis(50), Duration::from_millis(250));
+    let asked = asked_by_those_who_give_up(&WaitQueue::new(polls, false)).await;
     assert!((8..20).contains(&asked), "{asked}");
     // There was no listener for a moment each time.
     let asked = asked_by_those_who_give_up(&WaitQueue::new(polls, true)).await;
@@ -204,6 +204,9 @@ async fn nobody_asks_while_the_lock_is_left_to_others() {
     assert!(Instant::now() >= until && Instant::now() < until + Duration::from_millis(5));
     a.ask();
     assert!(is_ready(a.may_listen()));
+    // The release is news still: it was asked about, and there is no answer.
+    drop(a);
+    assert!(is_ready(b.turn()));
 }
 
 /// Waiters of one key, of which those at these places only read.

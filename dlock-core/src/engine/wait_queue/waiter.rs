@@ -12,8 +12,6 @@ pub(super) struct Waiter {
     pub(super) before: Option<usize>,
     pub(super) after: Option<usize>,
     pub(super) waker: Option<Waker>,
-    /// A release was taken as the reason to ask, and there is no answer yet.
-    pub(super) owes_an_answer: bool,
     pub(super) reader: Reader,
     /// The lease of the lock that it would take from the section before; `None` while it asks by itself.
     pub(super) takes: Option<Duration>,
