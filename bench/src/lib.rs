@@ -6,6 +6,10 @@
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "servers")]
+pub mod contest;
+#[cfg(feature = "servers")]
+pub mod crowd;
+#[cfg(feature = "servers")]
 pub mod distance;
 #[cfg(feature = "servers")]
 pub mod measure;

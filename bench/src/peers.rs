@@ -6,28 +6,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use dlock_core::Locks;
-use dlock_interop::peer::Peer;
 use dlock_testkit::now_ns;
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 
-use crate::measure::{Pace, Pairs, best, drive, pace_row, server_time};
-use crate::report::{Row, Spread};
+use crate::contest::{self, Goal, compare, take_turns};
+use crate::measure::{Pace, Pairs, drive, server_time};
+use crate::report::Row;
 
 /// How many locks a client has at a time.
 const TASKS: [usize; 3] = [1, 8, 64];
-
-/// What dlock has to achieve in relation to a client.
-#[derive(Clone, Copy, Debug)]
-pub struct Goal {
-    /// What the client is.
-    pub name: &'static str,
-    /// Pairs a second.
-    pub pairs: Option<f64>,
-    /// Processor time of a pair.
-    pub used: Option<f64>,
-}
 
 /// How the clients take turns.
 #[derive(Clone, Copy, Debug)]
@@ -48,61 +37,24 @@ pub struct Turns {
 /// # Errors
 ///
 /// When a client fails.
-pub async fn measure(clients: &mut [Peer], goals: &[Goal], turns: Turns, way: &str) -> Result<Vec<Row>> {
+pub async fn measure(
+    clients: &[contest::Client],
+    goals: &[Goal],
+    turns: Turns,
+    way: &str,
+) -> Result<Vec<Row>> {
+    let clients: Vec<_> = clients.iter().collect();
     // Connections and leases are made first, and virtual machines compile while they run.
     for tasks in TASKS.into_iter().rev() {
-        for client in &mut *clients {
-            peer_pairs(client, tasks, turns.warm_up).await?;
+        for client in &clients {
+            client.drive(tasks, turns.warm_up).await?;
         }
     }
-    let used = || turns.server.map(server_time).transpose();
-    // paces[tasks][client][round]
-    let mut paces = vec![vec![Vec::new(); clients.len()]; TASKS.len()];
-    for round in 0..turns.rounds {
-        for (&tasks, paces) in TASKS.iter().zip(&mut paces) {
-            for turn in 0..clients.len() {
-                // Each round begins with another one.
-                let which = (turn + round) % clients.len();
-                let before = used()?;
-                let mut pace = peer_pairs(&mut clients[which], tasks, turns.slice).await?;
-                if let (Some(before), Some(after)) = (before, used()?) {
-                    pace.server = (after - before) * 1e6 / (pace.rate * turns.slice.as_secs_f64());
-                }
-                paces[which].push(pace);
-            }
-        }
-    }
+    let used = async || turns.server.map_or(Ok(f64::NAN), server_time);
+    let paces = take_turns(&clients, &TASKS, turns.rounds, turns.slice, used).await?;
     let mut rows = Vec::new();
     for (tasks, paces) in TASKS.iter().zip(&paces) {
-        rows.extend(compare(&format!("pairs a second, {tasks} at a time{way}"), paces, goals)?);
-    }
-    Ok(rows)
-}
-
-async fn peer_pairs(client: &mut Peer, tasks: usize, slice: Duration) -> Result<Pace> {
-    crate::measure::peer_pairs(client, "mutex", tasks, slice).await
-}
-
-fn compare(what: &str, paces: &[Vec<Pace>], goals: &[Goal]) -> Result<Vec<Row>> {
-    let (ours, others) = paces.split_first().context("no figures")?;
-    let mut rows = vec![pace_row(&format!("{what}: dlock"), ours)];
-    for (Goal { name, pairs, used }, theirs) in goals.iter().zip(others) {
-        let ratio = |figure: fn(&Pace) -> f64| {
-            Spread::of(ours.iter().zip(theirs).map(|(a, b)| figure(a) / figure(b)).collect())
-        };
-        rows.push(pace_row(&format!("{what}: {name}"), theirs));
-        let rate = ratio(|pace| pace.rate);
-        let of_best = best(ours) / best(theirs);
-        let row = Row::spread(format!("    dlock / {name} (of the best rounds: {of_best:.2})"), rate, "x");
-        rows.push(match pairs {
-            Some(limit) => row.at_least(rate.median, *limit, "x"),
-            None => row,
-        });
-        if let Some(limit) = used {
-            let time = ratio(|pace| pace.client);
-            let row = Row::spread(format!("    dlock / {name}: processor time of the client"), time, "x");
-            rows.push(row.at_most(time.median, *limit, "x"));
-        }
+        rows.extend(compare(&format!("pairs a second, {tasks} at a time{way}"), &clients, paces, goals)?);
     }
     Ok(rows)
 }

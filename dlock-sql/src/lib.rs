@@ -15,6 +15,7 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 #[cfg(not(any(feature = "mysql", feature = "postgres", feature = "sqlite")))]
 compile_error!(

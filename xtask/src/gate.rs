@@ -140,15 +140,6 @@ const SUITES: &[Suite] = &[
         tests: &["dlock-etcd/"],
         more: 120,
     },
-    // Random, and another run each time; or minutes long.
-    Suite {
-        package: "dlock-etcd",
-        targets: &["crowds", "storm"],
-        always: Share::Nothing,
-        changed: Share::Nothing,
-        tests: &[],
-        more: 0,
-    },
     Suite {
         package: "dlock-etcd",
         targets: &["scenarios"],

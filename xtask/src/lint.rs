@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::run::{Step, cargo};
 use crate::sources::sources;
-use crate::{backends, callers, lengths, modules, needs, package, pages, prose, reachable};
+use crate::{backends, lengths, modules, needs, package, pages, prose, reachable};
 
 /// What compiles nothing, and is done in seconds, with what it needs.
 pub(crate) fn fast_steps() -> Vec<Step> {
@@ -19,7 +19,6 @@ pub(crate) fn checks() -> Vec<Step> {
         Step::new("format", || cargo(["fmt", "--all", "--check"]).run()),
         Step::new("file lengths", || lengths::check(&sources()?)),
         Step::new("circles of modules", || modules::check(&sources()?)),
-        Step::new("runtimes of callers", || callers::check(&sources()?)),
         Step::new("prose", || prose::check(&sources()?)),
         Step::new("links and snippets", || pages::check(&sources()?)),
         Step::new("front pages", || reachable::check(&sources()?, &backends::all_features()?)),

@@ -4,7 +4,6 @@
 
 mod backends;
 mod bench;
-mod callers;
 mod changed;
 mod explore;
 mod gate;

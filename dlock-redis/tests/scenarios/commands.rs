@@ -147,18 +147,6 @@ async fn a_handoff_between_two_processes_is_at_most_three_requests() {
 }
 
 #[tokio::test]
-async fn a_thousand_locks_dropped_at_once_leave_nothing_and_are_never_renewed() {
-    let on = Proxied::start();
-    let locks = warm(&on).await;
-    for number in 0..1000 {
-        drop(locks.lock(format!("room_{}", number % 7)).acquire().await.unwrap());
-    }
-    until("the releases", || locks.stats().background == 0 && crate::support::held(&on.server).is_empty())
-        .await;
-    assert_eq!((locks.stats().renewals, locks.stats().held), (0, 0));
-}
-
-#[tokio::test]
 async fn a_full_call_goes_out_while_another_one_is_under_way() {
     let on = Proxied::start();
     let locks = warm(&on).await;

@@ -16,7 +16,6 @@ mod failover;
 mod fairness;
 mod freezing;
 mod handover;
-mod jobs;
 mod limits;
 mod majority;
 mod migrating;

@@ -50,8 +50,16 @@ async fn builder(urls: &[String]) -> QuorumBuilder {
 async fn builder_of(urls: &[String], redis: impl Fn(&str) -> RedisBuilder) -> QuorumBuilder {
     let mut nodes = Vec::new();
     for url in urls {
-        let redis = redis(url).with_connect_timeout(Duration::from_millis(200));
-        nodes.push(redis.connect().await.expect("it is there"));
+        let mut late = 0;
+        let node = loop {
+            match redis(url).with_connect_timeout(Duration::from_millis(200)).connect().await {
+                Ok(node) => break node,
+                // A busy machine may be late.
+                Err(error) => assert!(error.is_retryable() && late < 20, "it is there: {error}"),
+            }
+            late += 1;
+        };
+        nodes.push(node);
     }
     Quorum::builder(nodes)
 }

@@ -1,13 +1,11 @@
 //! Replies that arrive twice, so that all later ones on their connection are one behind.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock_core::{Fence, Guard, Locks};
 use dlock_redis::Redis;
 use dlock_rig::proxy::{Direction, Flow};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
 use crate::support::{Proxied, locks, over, patient_for, soon, take, until};
 
@@ -59,39 +57,6 @@ async fn the_reply_to_another_request_grants_no_lock() {
 #[tokio::test]
 async fn the_reply_to_another_request_grants_no_lock_that_is_shared_with_redisson() {
     no_grant_by_the_reply_to_another_request("?redisson=true").await;
-}
-
-#[tokio::test]
-async fn clients_whose_replies_are_repeated_again_and_again_exclude_each_other() {
-    const KEYS: usize = 3;
-    let on = Proxied::start();
-    let clients = [locks(&on.url(), LEASE).await, locks(&on.url(), LEASE).await];
-    let inside: Arc<[AtomicBool; KEYS]> = Arc::default();
-    let mut tasks = JoinSet::new();
-    for task in 0..12 {
-        let (locks, inside) = (clients[task % 2].clone(), Arc::clone(&inside));
-        tasks.spawn(async move {
-            for round in 0..8 {
-                let key = (task + round) % KEYS;
-                let guard = take(&locks, &format!("room_{key}")).await;
-                assert!(!inside[key].swap(true, Ordering::SeqCst), "two had it");
-                tokio::task::yield_now().await;
-                inside[key].store(false, Ordering::SeqCst);
-                // What becomes of a release that was cut off is found out in the background.
-                drop(guard.release().await);
-            }
-        });
-    }
-    soon("all rounds", async {
-        while !tasks.is_empty() {
-            on.proxy.repeat_reply(5, "EVALSHA");
-            tokio::select! {
-                Some(task) = tasks.join_next() => task.unwrap(),
-                () = tokio::time::sleep(Duration::from_millis(5)) => {}
-            }
-        }
-    })
-    .await;
 }
 
 /// Makes two requests on one connection, the second of which gets the reply to the first.

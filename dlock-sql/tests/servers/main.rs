@@ -17,8 +17,6 @@ mod handed_off;
 mod handoff;
 mod line;
 mod lost_replies;
-#[path = "../by_hand/mixing.rs"]
-mod mixing;
 mod named;
 mod opening;
 mod poolers;

@@ -29,6 +29,7 @@ pub(super) async fn of_any(servers: &str) -> Greeting {
     greetings.join_all().await.into_iter().max().unwrap_or(Greeting::None)
 }
 
+#[expect(clippy::disallowed_methods, reason = "it runs on the threads of dlock alone")]
 async fn of(server: String) -> Greeting {
     let mut connection = match within(PATIENCE, TcpStream::connect(server)).await {
         Some(Ok(connection)) => connection,

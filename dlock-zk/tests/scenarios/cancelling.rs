@@ -53,27 +53,3 @@ async fn acquires_dropped_while_the_answer_to_their_creation_is_on_its_way_leave
         until("the nodes to go", || lock_nodes(on.server.admin()) == 0).await;
     }
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_acquires_aborted_at_many_moments_leave_nothing() {
-    let on = Proxied::start();
-    // A real network takes its time, so that aborts hit every moment.
-    on.proxy.set(Direction::ToClient, Flow::Delay(Duration::from_millis(2)));
-    let locks = on.locks(LONG).await;
-    for round in 0..10 {
-        let mut tasks = JoinSet::new();
-        for number in 0..100 {
-            let lock = locks.lock(format!("room_{}", number % 40));
-            tasks.spawn(async move {
-                let guard = lock.acquire().await;
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                drop(guard);
-            });
-        }
-        tokio::time::sleep(Duration::from_millis(3 * round)).await;
-        tasks.shutdown().await;
-    }
-    until("the clean-up", || locks.stats().background == 0 && locks.stats().held == 0).await;
-    until("the nodes to go", || lock_nodes(on.server.admin()) == 0).await;
-    until("the watches to be removed", || on.server.admin().watches() == 0).await;
-}

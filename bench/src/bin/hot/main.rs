@@ -12,21 +12,18 @@
 
 #![forbid(unsafe_code)]
 
-mod part;
-
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use dlock_bench::Bench;
+use dlock_bench::crowd::{self, Part};
 use dlock_bench::distance::away;
 use dlock_bench::measure::{Options, runtime};
 use dlock_bench::report::{Row, Spread};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::RedisServer;
-
-use crate::part::{Got, Part, Way};
 
 #[derive(Debug, Parser)]
 #[command(about = "Measures one key that everybody wants", args_conflicts_with_subcommands = true)]
@@ -44,7 +41,7 @@ struct Cli {
 enum Role {
     /// One of the processes, started by the bench itself
     #[command(hide = true)]
-    Part(Part),
+    Crowd(Part),
 }
 
 /// How many scripts the server was asked to run so far, and how many commands it carried out, those in scripts too.
@@ -62,7 +59,9 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     match &cli.role {
         // As many threads as a service would have here.
-        Some(Role::Part(part)) => runtime(true)?.block_on(part.play()),
+        Some(Role::Crowd(part)) => {
+            runtime(true)?.block_on(async { part.play(dlock::connect(&part.url).await?).await })
+        }
         None => dlock_bench::run(BENCHES, cli.options.filter.as_deref(), || {
             Ok(Settings { quick: cli.options.quick, only: cli.only })
         }),
@@ -95,6 +94,59 @@ fn on_sqlite(settings: &Settings) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
     let url = format!("sqlite://{}", folder.path().join("locks.db").display());
     settings.measure("SQLite", &url, None, None)
+}
+
+/// How the lock goes from one to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Passed on inside the process, which is the default.
+    Handoff,
+    /// Released and acquired each time.
+    Without,
+    /// In the order in which they came, those of all processes.
+    Fair,
+}
+
+impl Way {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Handoff => "handoff",
+            Self::Without => "without",
+            Self::Fair => "fair",
+        }
+    }
+
+    /// What the processes call it.
+    const fn mode(self) -> &'static str {
+        if matches!(self, Self::Handoff) { "alone" } else { self.name() }
+    }
+}
+
+/// What came of it: how long each grant was waited for, in microseconds, sorted.
+struct Got {
+    waits: Vec<u32>,
+}
+
+impl Got {
+    fn new(mut waits: Vec<u32>) -> Self {
+        waits.sort_unstable();
+        Self { waits }
+    }
+
+    fn grants(&self) -> f64 {
+        self.waits.len() as f64
+    }
+
+    /// The wait of which so many of a hundred are not longer, in milliseconds.
+    fn wait(&self, percent: usize) -> f64 {
+        let at = (self.waits.len() * percent / 100).min(self.waits.len().saturating_sub(1));
+        self.waits.get(at).map_or(f64::NAN, |micros| f64::from(*micros) / 1e3)
+    }
+
+    /// What all of them got.
+    fn all(parts: &[Self]) -> Self {
+        Self::new(parts.iter().flat_map(|part| &part.waits).copied().collect())
+    }
 }
 
 /// The processes of one setting: how many, with how many tasks each, which hold the lock for so many microseconds.
@@ -261,16 +313,7 @@ fn jain(all: &[Got]) -> f64 {
 
 /// Lets the processes have the lock for so many milliseconds.
 async fn play(url: &str, fleet: &Fleet<'_>, time: u64, way: Way) -> Result<Vec<Got>> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-    let begin = u64::try_from(now.as_millis())? + 500;
-    let children = fleet.processes.iter().map(|tasks| {
-        let (url, key) = (url.to_owned(), fleet.name.to_owned());
-        Part { url, key, tasks: *tasks, hold: fleet.hold, time, begin, way }.start()
-    });
-    let children = children.collect::<Result<Vec<_>>>()?;
-    let mut got = Vec::new();
-    for child in children {
-        got.push(Part::read(child).await?);
-    }
-    Ok(got)
+    let part = |tasks: &usize| Part::new(url, fleet.name, way.mode(), *tasks, fleet.hold, time);
+    let waits = crowd::play(fleet.processes.iter().map(part)).await?;
+    Ok(waits.into_iter().map(Got::new).collect())
 }

@@ -7,7 +7,6 @@ use dlock_core::Locks;
 
 use crate::Bench;
 use crate::clients;
-use crate::stats::Calls;
 use dlock_bench::report::{Row, Spread};
 
 const KEYS: usize = 10;
@@ -19,18 +18,11 @@ pub(crate) fn of_ten(bench: &Bench) -> Result<Vec<Row>> {
 }
 
 async fn measure(bench: &Bench) -> Result<Vec<Row>> {
-    let mut server = bench.server().await?;
     let locks = clients::dlock(&bench.server.url()).await?;
     let keys: Vec<String> = (0..KEYS).map(|n| format!("account_{n}")).collect();
     // Connections are made and scripts are loaded before it counts.
     locks.lock_all(&keys).run(async {}).await?;
     one_by_one(&locks, &keys).await?;
-
-    let before = Calls::now(&mut server).await?;
-    let guard = locks.lock_all(&keys).acquire().await?;
-    let acquired = Calls::now(&mut server).await?;
-    guard.release().await?;
-    let released = Calls::now(&mut server).await?;
 
     let (mut together, mut apart, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..bench.settings.rounds {
@@ -49,15 +41,8 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
         ratios.push(each.as_secs_f64() / all.as_secs_f64());
     }
     locks.shutdown(Duration::from_secs(10)).await?;
-    let row = |what: String, from: &Calls, to: &Calls, limit: f64| {
-        let sent = to.sent_since(from);
-        let calls = sent.total() as f64;
-        Row::new(what, calls, "").at_most(calls, limit, "").beside(sent.listed())
-    };
     let ratio = Spread::of(ratios);
     Ok(vec![
-        row(format!("commands of an acquire of {KEYS} locks at once"), &before, &acquired, 1.0),
-        row("commands of their release".to_owned(), &acquired, &released, 2.0),
         Row::spread(format!("acquire of {KEYS} locks at once"), Spread::of(together), "us"),
         Row::spread(format!("acquires of {KEYS} locks one after the other"), Spread::of(apart), "us"),
         Row::spread("    one after the other / at once", ratio, "x").at_least(ratio.median, 5.0, "x"),

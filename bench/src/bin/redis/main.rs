@@ -15,8 +15,6 @@
 mod batches;
 mod clients;
 mod contend;
-mod counts;
-mod crowd;
 mod elsewhere;
 mod handoff;
 mod held;
@@ -32,6 +30,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use dlock_bench::crowd::Part;
 use dlock_bench::measure::{Options, runtime};
 use dlock_interop::java;
 use dlock_rig::servers::redis::RedisServer;
@@ -56,7 +55,7 @@ enum Role {
     Contend(contend::Part),
     /// One of the processes that want one key in some mode, started by the bench itself
     #[command(hide = true)]
-    Crowd(crowd::Part),
+    Crowd(Part),
     /// One that answers messages, started by the bench itself
     #[command(hide = true)]
     Echo {
@@ -93,7 +92,6 @@ const BENCHES: &[dlock_bench::Bench<Bench>] = &[
     ("distance", elsewhere::at_a_distance),
     ("cluster", elsewhere::on_a_cluster),
     ("handoff", handoff::between_processes),
-    ("counts", counts::commands),
     ("batches", batches::of_ten),
     ("majority", majority::of_five),
     ("held", held::many),
@@ -108,7 +106,9 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     match &cli.role {
         Some(Role::Contend(part)) => runtime(false)?.block_on(part.play()),
-        Some(Role::Crowd(part)) => runtime(true)?.block_on(part.play()),
+        Some(Role::Crowd(part)) => {
+            runtime(true)?.block_on(async { part.play(clients::of_url(&part.url).await?).await })
+        }
         Some(Role::Echo { url, apart }) => runtime(false)?.block_on(modes::echo(url, *apart)),
         Some(Role::Profile(part)) => part.play(),
         None => dlock_bench::run(BENCHES, cli.options.filter.as_deref(), || {

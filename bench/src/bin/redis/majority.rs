@@ -1,10 +1,10 @@
 //! A lock on a majority of five servers, beside a lock on one, and beside five locks on five taken at once by hand.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use dlock_bench::measure::{Pace, Pairs, drive, pace_row};
+use dlock_bench::contest::{Client, not_asked, take_turns};
+use dlock_bench::measure::{Pairs, pace_row};
 use dlock_bench::report::{Row, Spread};
 use dlock_core::{Locks, Wait};
 use dlock_quorum::Quorum;
@@ -27,31 +27,6 @@ impl Pairs for AllFive {
     }
 }
 
-const NAMES: [&str; 4] = [
-    "dlock on one server",
-    "dlock on five servers at once, by hand",
-    "dlock on a majority of five that never forget",
-    "dlock on a majority of five that may forget",
-];
-
-struct Contenders {
-    one: Arc<Locks>,
-    by_hand: Arc<AllFive>,
-    durable: Arc<Locks>,
-    forgetful: Arc<Locks>,
-}
-
-impl Contenders {
-    async fn run(&self, which: usize, tasks: usize, slice: Duration) -> Result<Pace> {
-        match which {
-            0 => drive(&self.one, tasks, slice).await,
-            1 => drive(&self.by_hand, tasks, slice).await,
-            2 => drive(&self.durable, tasks, slice).await,
-            _ => drive(&self.forgetful, tasks, slice).await,
-        }
-    }
-}
-
 pub(crate) fn of_five(bench: &Bench) -> Result<Vec<Row>> {
     bench.runtime()?.block_on(measure(bench))
 }
@@ -71,39 +46,26 @@ async fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let servers = (0..5).map(|_| RedisServer::start()).collect::<Result<Vec<_>, _>>()?;
     let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
     let one = async |place: usize| clients::dlock(&urls[place]).await;
-    let contenders = Contenders {
-        one: Arc::new(one(0).await?),
-        by_hand: Arc::new(AllFive([
-            one(0).await?,
-            one(1).await?,
-            one(2).await?,
-            one(3).await?,
-            one(4).await?,
-        ])),
-        durable: Arc::new(quorum(&urls, true).await?),
-        forgetful: Arc::new(quorum(&urls, false).await?),
-    };
+    let by_hand = AllFive([one(0).await?, one(1).await?, one(2).await?, one(3).await?, one(4).await?]);
+    let clients = [
+        Client::new("dlock on one server", one(0).await?),
+        Client::new("dlock on five servers at once, by hand", by_hand),
+        Client::new("dlock on a majority of five that never forget", quorum(&urls, true).await?),
+        Client::new("dlock on a majority of five that may forget", quorum(&urls, false).await?),
+    ];
+    let (clients, at_a_time) = (clients.each_ref(), [1, 8]);
+    let all =
+        take_turns(&clients, &at_a_time, bench.settings.rounds, bench.settings.slice, not_asked).await?;
     let mut rows = Vec::new();
-    for tasks in [1, 8] {
-        let mut paces = vec![Vec::new(); NAMES.len()];
-        // The first round warms up and is not counted.
-        for round in 0..=bench.settings.rounds {
-            for turn in 0..NAMES.len() {
-                // Each round begins with another one.
-                let which = (turn + round) % NAMES.len();
-                let pace = contenders.run(which, tasks, bench.settings.slice).await?;
-                if round > 0 {
-                    paces[which].push(pace);
-                }
-            }
-        }
-        for (name, paces) in NAMES.iter().zip(&paces) {
-            rows.push(pace_row(&format!("pairs a second, {tasks} at a time: {name}"), paces));
+    for (tasks, paces) in at_a_time.into_iter().zip(&all) {
+        for (client, paces) in clients.iter().zip(paces) {
+            rows.push(pace_row(&format!("pairs a second, {tasks} at a time: {}", client.name), paces));
         }
         for (which, limit) in [(2, Some(1.3)), (3, None)] {
             let times = paces[which].iter().zip(&paces[1]).map(|(ours, by_hand)| ours.p50 / by_hand.p50);
             let ratio = Spread::of(times.collect());
-            let row = Row::spread(format!("    time of a pair: {} / by hand", NAMES[which]), ratio, "x");
+            let row =
+                Row::spread(format!("    time of a pair: {} / by hand", clients[which].name), ratio, "x");
             rows.push(match limit {
                 Some(limit) if tasks == 1 => row.at_most(ratio.median, limit, "x"),
                 _ => row,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use dlock_bench::crowd::{self, Part};
 use dlock_bench::measure::runtime;
 use dlock_bench::report::{Row, Spread};
 use dlock_interop::peer::{Peer, Setting};
@@ -13,7 +14,6 @@ use futures_util::stream::BoxStream;
 
 use crate::Bench;
 use crate::clients::{self, LEASE};
-use crate::crowd::{Part, begin_after};
 use crate::handoff;
 
 /// What some processes did: the waits of each, in microseconds.
@@ -81,29 +81,11 @@ impl Bench {
 
 /// Lets processes of dlock have one lock of the server at `url`, for as long as a round.
 async fn crowd(url: &str, key: &str, groups: &[Group<'_>], hold: u64) -> Result<Vec<Waits>> {
-    let (time, begin) = (ROUND, begin_after(Duration::from_millis(500))?);
-    let mut started = Vec::new();
-    for (processes, tasks, mode) in groups {
-        let part = || Part {
-            url: url.to_owned(),
-            key: key.to_owned(),
-            mode: (*mode).to_owned(),
-            tasks: *tasks,
-            hold,
-            time,
-            begin,
-        };
-        started.push((0..*processes).map(|_| part().start()).collect::<Result<Vec<_>>>()?);
-    }
-    let mut all = Vec::new();
-    for group in started {
-        let mut waits = Vec::new();
-        for child in group {
-            waits.push(Part::read(child).await?);
-        }
-        all.push(waits);
-    }
-    Ok(all)
+    let parts = groups.iter().flat_map(|&(processes, tasks, mode)| {
+        (0..processes).map(move |_| Part::new(url, key, mode, tasks, hold, ROUND))
+    });
+    let mut waits = crowd::play(parts).await?.into_iter();
+    Ok(groups.iter().map(|(processes, ..)| waits.by_ref().take(*processes).collect()).collect())
 }
 
 /// How many milliseconds a crowd has the lock.

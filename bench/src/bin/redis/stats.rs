@@ -54,10 +54,6 @@ impl Calls {
         each.join(", ")
     }
 
-    pub(crate) fn of(&self, command: &str) -> u64 {
-        self.0.get(command).copied().unwrap_or_default()
-    }
-
     pub(crate) fn total(&self) -> u64 {
         self.0.values().sum()
     }

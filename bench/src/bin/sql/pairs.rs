@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use dlock_bench::measure::{best, pace_row};
-use dlock_bench::report::{Row, Spread};
+use anyhow::Result;
+use dlock_bench::contest::{Client, Goal, compare, not_asked, take_turns};
+use dlock_bench::report::Row;
 use dlock_sql::{
     BareRows, Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
     PostgresSessions,
@@ -12,7 +12,7 @@ use dlock_sql::{
 
 use crate::Bench;
 use crate::bare::{BareLeases, My, Pg};
-use crate::clients::{Client, dlock};
+use crate::clients::dlock;
 use crate::sessions::{MysqlRow, MysqlSession, PostgresAdvisory, PostgresRow, PostgresSession};
 use crate::statements;
 
@@ -139,35 +139,13 @@ async fn measure(bench: &Bench, contests: &[Contest<'_>]) -> Result<Vec<Row>> {
 
 impl Contest<'_> {
     async fn measure(&self, rounds: usize, slice: Duration) -> Result<Vec<Row>> {
-        let clients: Vec<&Client> =
-            std::iter::once(self.ours).chain(self.others.iter().map(|(client, _)| *client)).collect();
-        // paces[tasks][client][round]
-        let mut paces = vec![vec![Vec::new(); clients.len()]; self.tasks.len()];
-        // The first round warms up and is not counted.
-        for round in 0..=rounds {
-            for (&tasks, paces) in self.tasks.iter().zip(&mut paces) {
-                for turn in 0..clients.len() {
-                    // Each round begins with another one.
-                    let which = (turn + round) % clients.len();
-                    let pace = clients[which].drive(tasks, slice).await?;
-                    if round > 0 {
-                        paces[which].push(pace);
-                    }
-                }
-            }
-        }
+        let (others, parts): (Vec<_>, Vec<_>) = self.others.iter().copied().unzip();
+        let clients = [vec![self.ours], others].concat();
+        let goals: Vec<_> = parts.iter().map(|part| Goal { pairs: Some(*part), used: None }).collect();
+        let paces = take_turns(&clients, self.tasks, rounds, slice, not_asked).await?;
         let mut rows = Vec::new();
-        for (&tasks, paces) in self.tasks.iter().zip(&paces) {
-            let (ours, others) = paces.split_first().context("no figures")?;
-            let what = |client: &Client| format!("pairs a second, {tasks} at a time: {}", client.name);
-            rows.push(pace_row(&what(self.ours), ours));
-            for ((client, part), theirs) in self.others.iter().zip(others) {
-                rows.push(pace_row(&what(client), theirs));
-                let ratio = Spread::of(ours.iter().zip(theirs).map(|(a, b)| a.rate / b.rate).collect());
-                let best = best(ours) / best(theirs);
-                let what = format!("    dlock / {} (of the best rounds: {best:.2})", client.name);
-                rows.push(Row::spread(what, ratio, "x").at_least(ratio.median, *part, "x"));
-            }
+        for (tasks, paces) in self.tasks.iter().zip(&paces) {
+            rows.extend(compare(&format!("pairs a second, {tasks} at a time"), &clients, paces, &goals)?);
         }
         Ok(rows)
     }

@@ -76,6 +76,10 @@ impl<'a> Acquire<'a> {
     /// Notes that another claim has the lock.
     fn note_busy(&mut self, busy: Busy, may_be_own: bool) -> BusyOutcome {
         self.span.busy(busy.holder.as_deref(), busy.retry_after);
+        // Another holder ends the tenure of this process. If the holder is in this process, its grant has taken the
+        // entry out already.
+        let key = &self.specs[self.contention.place].key;
+        self.engine.tenures.found_taken(key, busy.holder.as_deref());
         if busy.requeued {
             self.span.requeued();
         }
@@ -143,9 +147,6 @@ impl<'a> Acquire<'a> {
             ticket.tell();
         }
         self.contention.waits();
-        // Another holder ends the tenure of this process. If the holder is in this process, its grant has taken the
-        // entry out already.
-        self.engine.tenures.ended(&self.specs[place].key);
         Ok(())
     }
 

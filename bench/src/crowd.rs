@@ -1,42 +1,43 @@
-//! One process whose tasks want one key in one of the modes, for a while.
+//! Processes whose tasks want one key, for a while.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::Args;
-use dlock_core::{Guard, Locks};
+use dlock_core::{Guard, Locks, Wait};
 use tokio::process::{Child, Command};
 
-use crate::clients;
-
-/// What the process does.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Part {
+/// The part of one process.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Part {
     /// The server
-    pub(crate) url: String,
+    pub url: String,
     /// The lock
-    pub(crate) key: String,
-    /// In which mode: alone, fair, read, permits-N, or mixed, where one in twenty is alone and the others read
-    pub(crate) mode: String,
+    pub key: String,
+    /// How: alone, without (handoff), fair, read, permits-N, or mixed, where one in twenty is alone and the others read
+    pub mode: String,
     /// How many tasks want it
-    pub(crate) tasks: usize,
+    pub tasks: usize,
     /// For how many microseconds each has it
-    pub(crate) hold: u64,
+    pub hold: u64,
     /// For how many milliseconds this goes on
-    pub(crate) time: u64,
+    pub time: u64,
     /// How many milliseconds after the Unix epoch it begins, for all processes alike
-    pub(crate) begin: u64,
-}
-
-/// When all processes that are started now begin.
-pub(crate) fn begin_after(pause: Duration) -> Result<u64> {
-    Ok(u64::try_from((SystemTime::now().duration_since(UNIX_EPOCH)? + pause).as_millis())?)
+    #[arg(default_value_t = 0)]
+    begin: u64,
 }
 
 impl Part {
-    /// Starts a process for it.
-    pub(crate) fn start(&self) -> Result<Child> {
-        let Self { url, key, mode, tasks, hold, time, begin } = self;
+    /// A part in `key` of the server at `url`, of so many tasks in this mode, which have it for so many microseconds,
+    /// for so many milliseconds.
+    #[must_use]
+    pub fn new(url: &str, key: &str, mode: &str, tasks: usize, hold: u64, time: u64) -> Self {
+        let (url, key, mode) = (url.to_owned(), key.to_owned(), mode.to_owned());
+        Self { url, key, mode, tasks, hold, time, begin: 0 }
+    }
+
+    /// Starts a process for it: this program, called again as `crowd`.
+    fn start(&self, begin: u64) -> Result<Child> {
+        let Self { url, key, mode, tasks, hold, time, .. } = self;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["crowd", url, key, mode]);
         command.args([tasks.to_string(), hold.to_string(), time.to_string(), begin.to_string()]);
@@ -44,16 +45,12 @@ impl Part {
         command.spawn().context("cannot start a process of this program")
     }
 
-    /// Reads what a process says at its end: how long each grant was waited for, in microseconds.
-    pub(crate) async fn read(child: Child) -> Result<Vec<u32>> {
-        let output = child.wait_with_output().await?;
-        ensure!(output.status.success(), "a process failed");
-        Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
-    }
-
     /// Does it, and prints what came of it.
-    pub(crate) async fn play(&self) -> Result<()> {
-        let locks = clients::of_url(&self.url).await?;
+    ///
+    /// # Errors
+    ///
+    /// When a lock cannot be taken or released.
+    pub async fn play(&self, locks: Locks) -> Result<()> {
         let begin = UNIX_EPOCH + Duration::from_millis(self.begin);
         let begin = Instant::now() + begin.duration_since(SystemTime::now()).unwrap_or_default();
         let end = begin + Duration::from_millis(self.time);
@@ -89,16 +86,40 @@ impl Part {
     }
 
     async fn acquire(&self, locks: &Locks, round: usize) -> Result<Guard> {
-        let lock = locks.lock(&self.key);
+        let lock = locks.lock(&self.key).with_wait(Wait::Forever);
         Ok(match &*self.mode {
             "alone" => lock.acquire().await?,
+            "without" => lock.with_handoff(false).acquire().await?,
             "fair" => lock.with_fairness(true).acquire().await?,
             "mixed" if round.is_multiple_of(20) => lock.acquire().await?,
             "read" | "mixed" => lock.read().acquire().await?,
             mode => match mode.strip_prefix("permits-") {
-                Some(permits) => locks.semaphore(&self.key, permits.parse()?).acquire().await?,
+                Some(permits) => {
+                    let semaphore = locks.semaphore(&self.key, permits.parse()?);
+                    semaphore.with_wait(Wait::Forever).acquire().await?
+                }
                 None => bail!("no mode {mode}"),
             },
         })
     }
+}
+
+/// Lets a process for each of the parts have the lock, and returns how long each of its grants was waited for, in
+/// microseconds.
+///
+/// # Errors
+///
+/// When a process does not start, or fails.
+pub async fn play(parts: impl IntoIterator<Item = Part>) -> Result<Vec<Vec<u32>>> {
+    let begin = SystemTime::now().duration_since(UNIX_EPOCH)? + Duration::from_millis(500);
+    let begin = u64::try_from(begin.as_millis())?;
+    let children = parts.into_iter().map(|part| part.start(begin)).collect::<Result<Vec<_>>>()?;
+    let mut all = Vec::new();
+    for child in children {
+        let output = child.wait_with_output().await?;
+        ensure!(output.status.success(), "a process failed");
+        let waits = String::from_utf8(output.stdout)?;
+        all.push(waits.split_whitespace().map(str::parse).collect::<Result<_, _>>()?);
+    }
+    Ok(all)
 }
