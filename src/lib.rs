@@ -49,6 +49,7 @@
 //! * [`Requirement`]: guarantees without which a program does not start.
 //! * [`Memory`], [`ManualClock`], [`Faults`], [`with_backend`]: tests of your own code.
 //! * `Quorum`, with the feature `quorum`: one lock on a majority of independent backends.
+//! * [`LocksBuilder::with_audit`]: records of all holds, from which `dlock audit` shows that no two of them overlapped.
 //! * [`backend`]: how to write a backend.
 //! * [`dlock-tower`](https://docs.rs/dlock-tower): a lock for each request of a service, with an extractor for axum.
 //! * [`dlock-cli`](https://crates.io/crates/dlock-cli): the program `dlock`, which shows who holds which lock and runs
@@ -77,6 +78,7 @@
 //! | `sql-tx` | locks of your own transaction or connection, and writes by fence or by version, in a database | 1.94 |
 //! | `otel` | metrics and linked traces for OpenTelemetry | 1.88 |
 //! | `serde` | a `Baton` in what serde writes | 1.88 |
+//! | `audit` | records of all holds in files, and the check that no two of them overlapped | 1.88 |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -95,9 +97,18 @@ pub mod guides {
     dlock_macros::guides!();
 }
 
+/// Records of holds, from which it can be shown that no two holders overlapped.
+#[cfg(feature = "audit")]
+pub mod audit {
+    pub use dlock_audit::*;
+    pub use dlock_core::audit::*;
+}
+
 #[cfg(feature = "quorum")]
 pub use connect::quorum_from_url;
 pub use connect::{connect, from_url};
+#[cfg(not(feature = "audit"))]
+pub use dlock_core::audit;
 #[cfg(feature = "otel")]
 pub use dlock_core::opentelemetry;
 pub use dlock_core::{
@@ -155,6 +166,11 @@ struct SqlPage;
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../docs/backends/sqlite.md")]
 struct SqlitePage;
+
+/// The examples of the page on operations.
+#[cfg(all(doctest, feature = "audit"))]
+#[doc = include_str!("../docs/operations.md")]
+struct OperationsPage;
 
 /// The examples of the pages on composition and on locks that are handed over.
 #[cfg(all(doctest, feature = "macros", feature = "quorum"))]

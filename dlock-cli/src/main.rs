@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
 mod baton;
 mod doctor;
 mod group;
@@ -146,6 +147,12 @@ enum Task {
     /// Show or change the members of a quorum, whose URL begins with `quorum:`
     #[command(subcommand)]
     Quorum(QuorumTask),
+    /// Show that no two holders overlapped, from the files that processes have written
+    ///
+    /// Give the files of all processes that use the locks: `dlock_audit::FileSink` writes them. Overlaps are named with
+    /// both holders and what probably led to them (exit code 78). Where records are missing, since a process was
+    /// killed, runs still or lost some, the outcome is unknown, with what is missing (exit code 69).
+    Audit(audit::AuditTask),
     /// Print a script that completes commands and options in a shell
     Completions {
         /// The shell
@@ -385,6 +392,7 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
     // These commands need no store.
     let task = match task {
         Task::Schema(schema) => return schema::schema(&schema),
+        Task::Audit(task) => return audit::audit(&task, json),
         Task::Completions { shell } => return pages::completions(Cli::command(), shell),
         Task::Man { to } => return pages::manual(Cli::command(), to.as_deref()),
         Task::Baton(baton::BatonTask::Show { file }) => return baton::show(file, json),
@@ -429,7 +437,7 @@ async fn carry_out(cli: Cli) -> Result<u8, Trouble> {
             let key = release.key.get()?;
             release::release(&look().await?, key, &release, json).await
         }
-        Task::Schema(_) | Task::Completions { .. } | Task::Man { .. } => Ok(0),
+        Task::Schema(_) | Task::Audit(_) | Task::Completions { .. } | Task::Man { .. } => Ok(0),
     }
 }
 

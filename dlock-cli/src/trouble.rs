@@ -28,13 +28,15 @@ pub(crate) const CODES: &str =
     "Exit codes of dlock itself (`run` and `baton exec` pass on those of their command):
   0    done
   64   a wrong argument, URL, key or number of permits; or a file that holds no
-       baton, cannot be written, or exists already
-  69   the store cannot be reached, or the outcome of a request is unknown
+       baton or no audit, cannot be written, or exists already
+  69   the store cannot be reached, or the outcome of a request is unknown; or
+       `audit` misses records
   70   another error, such as a baton that could not be written
   75   another process holds the lock, or locks are held on the nodes of a
        quorum that is to be set up
   77   the store refused the user or the password, or you did not say yes
-  78   `doctor` found a danger to locks, or `quorum show` no majority that votes
+  78   `doctor` found a danger to locks, `quorum show` no majority that votes, or
+       `audit` holders that overlapped
   79   the lock was lost while the command ran, or directly before; or a baton
        was taken over before, or its time is over
   80   with `--once`: the command was skipped, since another one ran

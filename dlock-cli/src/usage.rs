@@ -104,6 +104,11 @@ pub(crate) fn lease(text: &str) -> Result<Duration, String> {
     within(duration(text)?, MIN_LEASE, MAX_LEASE, "use 50ms to 24h")
 }
 
+/// Parses the error of a wall clock.
+pub(crate) fn clock_error(text: &str) -> Result<Duration, String> {
+    within(duration(text)?, Duration::ZERO, Duration::from_secs(3600), "use up to 1h")
+}
+
 /// Parses the pause between two looks. A shorter one would burden the store and show nothing more to an eye.
 pub(crate) fn pause(text: &str) -> Result<Duration, String> {
     within(duration(text)?, Duration::from_millis(10), Duration::from_secs(3600), "use 10ms to 1h")

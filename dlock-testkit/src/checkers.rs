@@ -7,6 +7,9 @@
 //! | [`sharing`] | was a writer beside anybody, or were there more permits than there are, and do the readers' fences lie between the writers'? | [history](crate::history) |
 //! | [`lost_updates`] | was a stale write accepted, or an update lost? | the record of a [register](crate::register) |
 //!
+//! The rules of the first three are those of [`dlock_audit::checker`], which `dlock audit` applies to the records of
+//! production.
+//!
 //! All of them read times and numbers as they are recorded, so that an operation counts as late as it may have been:
 //! they accuse nobody wrongly. A hold whose process was killed ends with the last thing that it wrote.
 

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 
+pub use dlock_audit::checker::HeldAs;
 use dlock_core::Guard;
 use dlock_core::backend::Mutex;
 use serde::{Deserialize, Serialize};
@@ -35,24 +36,6 @@ pub enum Outcome {
     Fail,
     /// Perhaps done.
     Unknown,
-}
-
-/// What a hold leaves to others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HeldAs {
-    /// Nothing: nobody else has the lock.
-    #[default]
-    Alone,
-    /// Others read too.
-    Reader,
-    /// Some permits of a number.
-    Permits {
-        /// So many of them are taken.
-        taken: u32,
-        /// So many there are.
-        of: u32,
-    },
 }
 
 /// One event.

@@ -21,10 +21,11 @@ const DRIVERS: &[(&str, &[&str])] = &[
 const SHARED_DRIVERS: &[&str] = &["dlock-sql", "sqlx", "sqlx-core"];
 
 /// Crates of features that are no backend, which no build without these features may contain.
-const ON_REQUEST: &[&str] = &["dlock-quorum", "opentelemetry", "tracing-opentelemetry"];
+const ON_REQUEST: &[&str] = &["dlock-audit", "dlock-quorum", "opentelemetry", "tracing-opentelemetry"];
 
 /// Features that are no backend.
 const OTHER_FEATURES: &[&str] = &[
+    "audit",
     "etcd-tls",
     "macros",
     "mysql-tls",

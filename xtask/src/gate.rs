@@ -188,6 +188,7 @@ const SUITES: &[Suite] = &[
         tests: &["dlock-sim/"],
         more: 15,
     },
+    Suite::only_if_changed("dlock-audit", &["dlock-audit/"], 30),
     Suite::only_if_changed("dlock-tower", &["dlock-tower/"], 35),
     Suite::only_if_changed("dlock-ui", &["dlock-macros/", "tests/ui/"], 120),
     Suite::only_if_changed(

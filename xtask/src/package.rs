@@ -10,6 +10,7 @@ use crate::run::{Step, cargo, program, root};
 
 /// Every crate that is meant for a registry. The others are tests, tools and examples.
 pub(crate) const PUBLISHED: &[&str] = &[
+    "dlock-audit",
     "dlock-core",
     "dlock-etcd",
     "dlock-macros",

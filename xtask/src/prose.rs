@@ -33,8 +33,9 @@ const BANNED_IN_MESSAGES: [&str; 5] = ["makes no sense", "tells of", "told of", 
 const NO_VERBS: [&str; 9] = ["This", "As", "Its", "His", "Was", "Those", "Others", "Whatever", "Always"];
 
 /// The crates that users and authors of backends read the documentation of.
-const PUBLISHED: [&str; 10] = [
+const PUBLISHED: [&str; 11] = [
     "src/",
+    "dlock-audit/src/",
     "dlock-core/src/",
     "dlock-etcd/src/",
     "dlock-macros/src/",

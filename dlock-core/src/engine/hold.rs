@@ -10,6 +10,7 @@
 //! | who shares it, and may they only read | [`HoldShares`] |
 //! | what does its end leave to others | [`Succession`], by the rules of [`LeaseTerms::passes_on`] |
 //! | who has the claim behind it | [`ClaimPlace`] |
+//! | what record does its end leave | `record` |
 //!
 //! None of the parts has a clock, or runs code of others: the hold reads the clock, and reports and wakes.
 
@@ -17,6 +18,7 @@ mod claim;
 pub(super) mod lease;
 pub(super) mod pass;
 mod passing;
+mod record;
 mod shares;
 mod validity;
 
@@ -132,13 +134,13 @@ impl Hold {
             Validity::Session(_) => grant.first_lease,
         };
         let terms = (grant.validity, first_lease);
-        Self::make(spec, claim, fences, terms, (now, sent), tenure)
+        Self::make(spec, claim, (fences, false), terms, (now, sent), tenure)
     }
 
     fn make(
         spec: &Spec,
         mut claim: Box<dyn DynClaim>,
-        fences: ReservedFences,
+        (fences, is_passed_on): (ReservedFences, bool),
         (validity, first_lease): (Validity, Option<Duration>),
         (now, sent): (Timestamp, Timestamp),
         tenure: Tenure,
@@ -164,7 +166,7 @@ impl Hold {
             validity: LocalValidity::new(plan, sent),
             renewals: RenewalPlan::new(plan.renew_at),
             shares: HoldShares::new(options.mode),
-            succession: Succession::new(fences, tenure, leave_until),
+            succession: Succession::new((fences, is_passed_on), tenure, leave_until),
             listing: RegistryEntry::default(),
             changed: Notify::new(),
             // Not here yet: the claim's signal needs the hold, which it reports to.
@@ -173,6 +175,7 @@ impl Hold {
         // The signal before the place: a report that comes at once finds the hold, and no renewal has the claim yet.
         claim.granted(Signal::new(&hold));
         *hold.claim.lock() = ClaimPlace::Here(claim);
+        hold.audit_begin();
         hold
     }
 
@@ -299,8 +302,9 @@ impl Hold {
     }
 
     fn note_loss(&self, loss: Loss, cause: Cow<'static, str>) {
+        let now = self.audit_clock();
         // Only the first loss of a hold that was not released reports and wakes.
-        if self.validity.lose(cause) {
+        if let Some(trusted) = self.validity.lose(cause) {
             let held = || self.engine.clock.now().since(self.acquired_at);
             // Woken before the event is reported: a subscriber may block. The deadline that ended it is not reported
             // twice.
@@ -309,13 +313,16 @@ impl Hold {
                 wake_all(&self.changed);
             };
             self.engine.telemetry.lost(self.subject(), loss, &self.cause(), held, wake);
+            if let Some(now) = now {
+                self.audit_end(now.min(trusted), Some(loss));
+            }
         }
     }
 
     /// Notes that the hold cannot be relied on until it is confirmed again.
     pub(super) fn suspect(&self) {
         // Reported once, for the change, and after the waiters are woken: a subscriber may block.
-        let was_held = self.validity.suspect();
+        let was_held = self.validity.suspect(self.engine.clock.now());
         wake_all(&self.changed);
         if was_held {
             self.engine.telemetry.suspected(self.subject());
@@ -459,11 +466,14 @@ impl Hold {
         // One look at the clock for the condition and for the time that it was held.
         let now = self.engine.clock.now();
         let was = self.condition_at(|| now);
-        self.validity.release();
+        let released = self.validity.release();
         // Another thread may have noticed the loss since `condition_at`.
         self.engine.registry.unlist(self, self.is_lost(), now);
         // Last, so that a task that is woken by the end finds the hold off the registry.
         wake_all(&self.changed);
+        if let Some(trusted) = released {
+            self.audit_end(now.min(trusted), None);
+        }
         was
     }
 }

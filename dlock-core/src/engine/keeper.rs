@@ -20,14 +20,13 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::sync::mpsc;
 
+use crate::backend::Renewed;
 use crate::backend::dynamic::DynBackend;
-use crate::backend::{Entropy, Renewed};
-use crate::engine::Engine;
 use crate::engine::bounds::RequestBounds;
 use crate::engine::cleanup::give_up;
 use crate::engine::hold::{Condition, Hold};
 use crate::engine::registry::{DueWork, HoldRegistry};
-use crate::engine::tenure::HandoffLimits;
+use crate::engine::{Engine, Own};
 use crate::guarded::Panicked;
 use crate::runtime::tasks::{Task, Tasks};
 use crate::telemetry::{Spanned, Telemetry};
@@ -35,14 +34,12 @@ use crate::telemetry::{Spanned, Telemetry};
 /// Builds an engine, with a keeper of its own that runs on `tasks`.
 pub(crate) fn start(
     backend: Box<dyn DynBackend>,
-    label: Option<String>,
     telemetry: Telemetry,
     tasks: Tasks,
-    entropy: Entropy,
-    limits: HandoffLimits,
+    own: Own,
 ) -> Arc<Engine> {
     let (sender, inbox) = mpsc::unbounded_channel();
-    let engine = Engine::new(backend, label, telemetry, tasks, sender, entropy, limits);
+    let engine = Engine::new(backend, telemetry, tasks, sender, own);
     look_after(Arc::clone(&engine.registry), inbox);
     engine
 }

@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod activity;
 pub(crate) mod attended;
+pub(crate) mod audit;
 pub(crate) mod baton;
 pub(crate) mod bounds;
 pub(crate) mod cleanup;
@@ -40,6 +41,7 @@ use crate::backend::{
 };
 use crate::clock::Clock;
 use crate::engine::attended::Attendance;
+use crate::engine::audit::Audit;
 use crate::engine::bounds::RoundTrip;
 use crate::engine::left::LeftClaims;
 use crate::engine::registry::HoldRegistry;
@@ -63,6 +65,8 @@ pub(crate) struct Engine {
     pub(crate) clock: Clock,
     pub(crate) identities: Identities,
     pub(crate) telemetry: Arc<Telemetry>,
+    /// What gets a record of each hold, if anything does.
+    pub(super) audit: Option<Audit>,
     pub(crate) entropy: Entropy,
     pub(crate) timers: Timers,
     pub(crate) wait_queue: WaitQueue,
@@ -72,6 +76,14 @@ pub(crate) struct Engine {
     tasks: mpsc::UnboundedSender<Task>,
     /// The process that has the keeper: a child made by `fork` has none.
     process: u32,
+}
+
+/// The parts of an engine that differ from one `Locks` to another on the same backend.
+pub(crate) struct Own {
+    pub(crate) label: Option<String>,
+    pub(crate) entropy: Entropy,
+    pub(crate) limits: HandoffLimits,
+    pub(crate) audit: Option<Audit>,
 }
 
 /// The descriptions of this process that are stored with locks.
@@ -92,13 +104,12 @@ impl Engine {
     /// Sets the engine up. What it leaves to the keeper goes to `tasks`.
     pub(crate) fn new(
         backend: Box<dyn DynBackend>,
-        label: Option<String>,
         telemetry: Telemetry,
         keeper: Tasks,
         tasks: mpsc::UnboundedSender<Task>,
-        entropy: Entropy,
-        limits: HandoffLimits,
+        own: Own,
     ) -> Arc<Self> {
+        let Own { label, entropy, limits, audit } = own;
         // Clock, name and capabilities are read once, so that they cannot change under locks that are held.
         let clock = backend.clock();
         // A backend that panics here has locks all the same.
@@ -116,6 +127,7 @@ impl Engine {
             clock,
             identities: Identities { candidate: identity.to_candidate(), holder: identity },
             telemetry,
+            audit,
             wait_queue: WaitQueue::new(
                 PauseLimit::new(capabilities.poll_from, capabilities.poll_to),
                 capabilities.notified,

@@ -7,16 +7,19 @@ mod health;
 pub use health::Health;
 
 use std::convert::identity;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::audit::AuditSink;
 use crate::backend::dynamic::{DynBackend, Erased};
 use crate::backend::requirement::{self, Requirement};
 use crate::backend::{Backend, Capabilities, Entropy, LendsBackend, Node};
 use crate::backends::prefix::Prefixed;
+use crate::engine::audit::Audit;
 use crate::engine::scope::Scope;
 use crate::engine::tenure::HandoffLimits;
-use crate::engine::{Engine, keeper, shutdown};
+use crate::engine::{Engine, Own, keeper, shutdown};
 use crate::error::{Error, Failure, Operation, Result};
 use crate::guarded::guard;
 use crate::handles::batch::{Batch, BatchKey};
@@ -86,6 +89,7 @@ impl Locks {
             tasks: None,
             seed: None,
             meter: None,
+            audit: Unshown(None),
         }
     }
 
@@ -342,6 +346,16 @@ pub struct LocksBuilder {
     tasks: Option<Arc<dyn Spawn>>,
     seed: Option<u64>,
     meter: Option<Meter>,
+    audit: Unshown<Option<Box<dyn AuditSink>>>,
+}
+
+/// A value of which `Debug` shows nothing.
+struct Unshown<T>(T);
+
+impl<T> fmt::Debug for Unshown<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
 }
 
 impl LocksBuilder {
@@ -401,6 +415,13 @@ impl LocksBuilder {
     /// people.
     pub const fn with_keys_shown(mut self) -> Self {
         self.show_keys = true;
+        self
+    }
+
+    /// Reports each hold to `sink` when it ends, so that it can be shown later that no two holders overlapped. It costs
+    /// no request, and a fraction of a microsecond. See [`audit`](crate::audit).
+    pub fn with_audit(mut self, sink: impl AuditSink + 'static) -> Self {
+        self.audit = Unshown(Some(Box::new(sink)));
         self
     }
 
@@ -465,7 +486,10 @@ impl LocksBuilder {
         let telemetry = Telemetry::new(name, server, votes, self.show_keys, self.meter);
         let tasks = Tasks::new(self.tasks).map_err(refuse)?;
         let entropy = self.seed.map_or_else(Entropy::new, Entropy::seeded);
-        let engine = keeper::start(backend, self.label, telemetry, tasks, entropy, self.handoff_limits);
+        let audit = self.audit.0.map(|sink| Audit::new(sink, &*backend, self.label.clone())).transpose();
+        let audit = audit.map_err(refuse)?;
+        let own = Own { label: self.label, entropy, limits: self.handoff_limits, audit };
+        let engine = keeper::start(backend, telemetry, tasks, own);
         Ok(Locks { engine, defaults: self.options })
     }
 }

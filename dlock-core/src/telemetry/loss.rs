@@ -22,7 +22,7 @@ pub(crate) enum Loss {
 }
 
 impl Loss {
-    pub(super) const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "lease_expired",
             Self::MaxHold => "max_hold",

@@ -1,5 +1,6 @@
 //! The engine over a scripted backend and over memory: outcomes, renewal, loss, release, owners, spans.
 
+mod auditing;
 mod crowds_of_jobs;
 mod handoff;
 mod jobs;

@@ -181,10 +181,10 @@ const A_READER_WAITS: i64 = 1 << 30;
 pub(super) fn answer(reply: Value) -> Option<Answer> {
     Some(match reply {
         Value::Int(0) => Answer::Done(false),
-        Value::Int(more @ 2..) => Answer::Awaited {
-            listening: u32::try_from(more % A_READER_WAITS - 1).unwrap_or_default(),
-            reader: more >= A_READER_WAITS,
-        },
+        Value::Int(more @ 2..) => {
+            let listening = u32::try_from(more % A_READER_WAITS - 1).ok().filter(|count| *count > 0)?;
+            Answer::Awaited { listening, reader: more >= A_READER_WAITS }
+        }
         Value::Array(parts) => {
             let mut parts = parts.into_iter();
             match (parts.next()?, parts.next()) {
@@ -413,6 +413,9 @@ mod tests {
         assert_eq!(answers[3], Answer::Awaited { listening: 1, reader: false });
         let reply = Value::Int(A_READER_WAITS + 3);
         assert_eq!(answer(reply), Some(Answer::Awaited { listening: 2, reader: true }));
+        for malformed in [-1, A_READER_WAITS, A_READER_WAITS + 1] {
+            assert_eq!(answer(Value::Int(malformed)), None, "{malformed}");
+        }
     }
 
     #[test]

@@ -1,74 +1,71 @@
-//! Holds, put together from events.
+//! Holds, put together from events, in the form that [`dlock_audit::checker`] decides about.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use crate::history::{Event, HeldAs, Op, Outcome};
+use dlock_audit::checker::{HeldAs, HoldRecord};
 
-/// What one process did with one grant.
-#[derive(Clone, Debug)]
-pub(super) struct HoldRecord<'a> {
-    pub(super) process: u32,
-    pub(super) hold: u64,
-    pub(super) key: &'a str,
-    pub(super) fence: Option<u64>,
-    pub(super) held_as: HeldAs,
-    /// When the acquire began and ended.
-    pub(super) invoked: u64,
-    pub(super) acquired: u64,
-    /// The last moment at which the holder certainly believed in it.
-    pub(super) believed_until: u64,
+use crate::history::{Event, Op, Outcome};
+
+/// A hold whose end is not known yet.
+struct Begun {
+    record: HoldRecord,
     /// Until when the backend had promised it.
-    pub(super) valid_until: u64,
+    valid_until: u64,
     /// When a release began.
-    pub(super) release_invoked: Option<u64>,
+    release_invoked: u64,
 }
 
-impl HoldRecord<'_> {
-    /// When the belief in it was over.
-    pub(super) fn end(&self) -> u64 {
-        self.believed_until.min(self.release_invoked.unwrap_or(u64::MAX))
-    }
-
-    /// Until when nobody else was to have what it has.
-    pub(super) fn promised_until(&self) -> u64 {
-        self.valid_until.min(self.release_invoked.unwrap_or(u64::MAX))
+impl Begun {
+    /// A release ends the belief and the promise when it begins.
+    fn ended(self) -> HoldRecord {
+        let until = self.record.until.min(self.release_invoked);
+        let promised_until = self.valid_until.min(self.release_invoked);
+        HoldRecord { until, promised_until, shared: (self.record.from, until), ..self.record }
     }
 }
 
-/// All grants, in the order of the events. Nested acquires are part of their outer hold.
-pub(super) fn holds(events: &[Event]) -> Vec<HoldRecord<'_>> {
-    let mut holds: Vec<HoldRecord<'_>> = Vec::new();
+/// All grants, by key and then in the order of the events. Nested acquires are part of their outer hold.
+pub(super) fn holds(events: &[Event]) -> BTreeMap<&str, Vec<HoldRecord>> {
+    let mut holds: BTreeMap<&str, Vec<Begun>> = BTreeMap::new();
     let mut index: HashMap<(u32, u64, &str), usize> = HashMap::new();
     for event in events {
-        let id = (event.process, event.hold, event.key.as_str());
+        let key = event.key.as_str();
+        let id = (event.process, event.hold, key);
+        let of_the_key = holds.entry(key).or_default();
         match (event.op, index.get(&id)) {
             (Op::Acquire, None) if event.outcome == Outcome::Ok => {
-                index.insert(id, holds.len());
-                holds.push(HoldRecord {
-                    process: event.process,
-                    hold: event.hold,
-                    key: &event.key,
-                    fence: event.fence,
-                    held_as: event.held_as,
-                    invoked: event.invoked,
-                    acquired: event.returned,
-                    believed_until: event.returned,
+                index.insert(id, of_the_key.len());
+                // The holder certainly believed in it when it was granted.
+                let believed = (event.returned, event.returned);
+                of_the_key.push(Begun {
+                    record: HoldRecord {
+                        process: event.process,
+                        fence: event.fence,
+                        asked: Some(event.invoked),
+                        ..HoldRecord::new(event.hold, event.held_as, believed)
+                    },
                     valid_until: event.valid_until.unwrap_or(event.returned),
-                    release_invoked: None,
+                    release_invoked: u64::MAX,
                 });
             }
             (Op::Check, Some(&at)) if event.outcome == Outcome::Ok => {
-                let hold = &mut holds[at];
+                let hold = &mut of_the_key[at];
                 // It held when it was asked, at some moment after this.
-                hold.believed_until = hold.believed_until.max(event.invoked);
+                hold.record.until = hold.record.until.max(event.invoked);
                 hold.valid_until = hold.valid_until.max(event.valid_until.unwrap_or(0));
             }
             (Op::Release, Some(&at)) => {
-                let hold = &mut holds[at];
-                hold.release_invoked = Some(hold.release_invoked.unwrap_or(u64::MAX).min(event.invoked));
+                let hold = &mut of_the_key[at];
+                hold.release_invoked = hold.release_invoked.min(event.invoked);
             }
             _ => {}
         }
     }
+    holds.into_iter().map(|(key, holds)| (key, holds.into_iter().map(Begun::ended).collect())).collect()
+}
+
+/// The same as if each were held alone.
+pub(super) fn alone(mut holds: BTreeMap<&str, Vec<HoldRecord>>) -> BTreeMap<&str, Vec<HoldRecord>> {
+    holds.values_mut().flatten().for_each(|hold| hold.held_as = HeldAs::Alone);
     holds
 }

@@ -1,6 +1,8 @@
 //! Times at which two owners believed to hold the same lock.
 
-use super::holds::{HoldRecord, holds};
+use dlock_audit::checker::{What, beside};
+
+use super::holds::{alone, holds};
 use crate::history::Event;
 
 /// The verdict of [`overlap`].
@@ -29,27 +31,17 @@ pub struct Overlap {
 /// check that is fine says that all before it would have been. A release ends the belief when it begins.
 #[must_use]
 pub fn overlap(events: &[Event]) -> Overlaps {
-    let holds = holds(events);
-    let mut order: Vec<&HoldRecord<'_>> = holds.iter().collect();
-    order.sort_by_key(|hold| (hold.key, hold.acquired));
-    let mut verdict = Overlaps { holds: order.len(), overlaps: Vec::new() };
-    // The hold of this key that lasts longest so far.
-    let mut longest: Option<&HoldRecord<'_>> = None;
-    for hold in order {
-        if let Some(before) = longest.filter(|before| before.key == hold.key) {
-            let both = before.end().min(hold.end()).saturating_sub(hold.acquired);
-            if both > 0 {
-                verdict.overlaps.push(Overlap {
-                    key: hold.key.to_owned(),
-                    holds: [(before.process, before.hold), (hold.process, hold.hold)],
-                    for_ns: both,
-                });
+    let mut verdict = Overlaps::default();
+    for (key, holds) in alone(holds(events)) {
+        verdict.holds += holds.len();
+        let found = beside(&holds).certain;
+        verdict.overlaps.extend(found.iter().filter(|found| found.what == What::Overlap).map(|found| {
+            Overlap {
+                key: key.to_owned(),
+                holds: found.holds.map(|at| (holds[at].process, holds[at].number)),
+                for_ns: u64::try_from(found.span.by).unwrap_or(0),
             }
-            if before.end() >= hold.end() {
-                continue;
-            }
-        }
-        longest = Some(hold);
+        }));
     }
     verdict
 }

@@ -15,6 +15,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The things that a hold leaves to others when it ends: to the next section of this process, other processes, the key.
 pub(super) struct Succession {
     fences: ReservedFences,
+    /// Is `true` if the section before it passed the lock on.
+    is_passed_on: bool,
     pub(super) tenure: Tenure,
     /// The time until which its release leaves the key taken; zero for an ordinary release.
     leave_until: AtomicU64,
@@ -23,9 +25,13 @@ pub(super) struct Succession {
 }
 
 impl Succession {
-    pub(super) const fn new(fences: ReservedFences, tenure: Tenure, leave_until: Timestamp) -> Self {
+    pub(super) const fn new(
+        (fences, is_passed_on): (ReservedFences, bool),
+        tenure: Tenure,
+        leave_until: Timestamp,
+    ) -> Self {
         let leave_until = AtomicU64::new(leave_until.as_nanos());
-        Self { fences, tenure, leave_until, requested: AtomicBool::new(false) }
+        Self { fences, is_passed_on, tenure, leave_until, requested: AtomicBool::new(false) }
     }
 
     pub(super) const fn fences(&self) -> ReservedFences {
@@ -66,7 +72,7 @@ impl Hold {
         let hold = Self::make(
             spec,
             claim,
-            fences,
+            (fences, true),
             // No first lease: `ReservedFences` has no second fence for a hold with one.
             (before.terms.validity, None),
             (now, sent),
@@ -90,6 +96,11 @@ impl Hold {
         options.lease != self.terms.lease
             || options.max_hold.is_some_and(|limit| self.acquired_at + limit < self.terms.ends_at)
             || options.hold_at_least.is_some_and(|least| self.acquired_at + least > self.leave_until())
+    }
+
+    /// Is `true` if the section before it passed the lock on.
+    pub(in crate::engine) const fn is_passed_on(&self) -> bool {
+        self.succession.is_passed_on
     }
 
     /// Returns the time until which its release leaves the key taken.

@@ -83,6 +83,8 @@ pub(in crate::engine) struct HoldShares {
     pub(in crate::engine) downgrades_later: AtomicBool,
     /// The outcome of handing it over.
     carriage: AtomicU8,
+    /// The time at which it began to count as a reader's.
+    read_at: AtomicU64,
 }
 
 impl HoldShares {
@@ -94,6 +96,7 @@ impl HoldShares {
             downgrades: AtomicBool::new(false),
             downgrades_later: AtomicBool::new(false),
             carriage: AtomicU8::new(Carriage::Begun as u8),
+            read_at: AtomicU64::new(0),
         }
     }
 
@@ -119,11 +122,27 @@ impl Hold {
         if reads { Mode::Shared } else { *granted_as }
     }
 
+    /// Returns the mode in which it was granted.
+    pub(in crate::engine) const fn granted_mode(&self) -> Mode {
+        self.shares.granted_as
+    }
+
+    /// Returns when a hold that was granted alone began to count as a reader's.
+    pub(in crate::engine) fn alone_until(&self) -> Option<Timestamp> {
+        let reads = self.granted_mode().is_exclusive() && self.mode() == Mode::Shared;
+        reads.then(|| Timestamp::from_nanos(self.shares.read_at.load(Ordering::Acquire)))
+    }
+
     /// Has a hold that is held alone count as a reader's from now on, and for good. Returns `false` if another share
     /// may rely on being alone.
     pub(in crate::engine) fn read_only(&self) -> bool {
+        let now = self.engine.clock.now();
         // No other mark: a hold that is handed over is left as it was granted.
-        self.mark_only_share(READS, 0).is_ok()
+        let is_marked = self.mark_only_share(READS, 0).is_ok();
+        if is_marked {
+            self.shares.read_at.store(now.as_nanos(), Ordering::Release);
+        }
+        is_marked
     }
 
     /// Marks the hold as handed over, if there is one share of it.

@@ -35,6 +35,8 @@ pub(super) struct LocalValidity {
     confirmed_at: AtomicU64,
     /// Is `true` if a renewal is late.
     at_risk: AtomicBool,
+    /// The last time at which it could be relied on before it became suspect.
+    trusted_until: AtomicU64,
     /// The cause of its loss.
     loss: OnceLock<Cow<'static, str>>,
 }
@@ -47,6 +49,7 @@ impl LocalValidity {
             deadline: AtomicU64::new(plan.deadline.as_nanos()),
             confirmed_at: AtomicU64::new(sent.as_nanos()),
             at_risk: AtomicBool::new(false),
+            trusted_until: AtomicU64::new(sent.as_nanos()),
             loss: OnceLock::new(),
         }
     }
@@ -88,27 +91,36 @@ impl LocalValidity {
         self.loss.get()
     }
 
-    /// Notes a loss. Returns `true` if this loss ends the hold, rather than an earlier loss or release.
-    pub(super) fn lose(&self, cause: Cow<'static, str>) -> bool {
+    /// Notes a loss. If this loss ends the hold, rather than an earlier loss or release, returns the time until which
+    /// that could be relied on, as far as that ended before.
+    pub(super) fn lose(&self, cause: Cow<'static, str>) -> Option<Timestamp> {
         // Before the state: a task that sees the loss finds its cause.
         let _ = self.loss.set(cause);
         self.end(LOST)
     }
 
-    /// Notes a release. Does nothing to a hold that was lost.
-    pub(super) fn release(&self) {
-        self.end(RELEASED);
+    /// Notes a release. Does nothing to a hold that was lost. Returns as [`lose`](Self::lose) does.
+    pub(super) fn release(&self) -> Option<Timestamp> {
+        self.end(RELEASED)
     }
 
-    fn end(&self, end: u8) -> bool {
+    fn end(&self, end: u8) -> Option<Timestamp> {
         // Loss and release race; the first of them stands, and reports itself.
         let ends = |state| (state < LOST).then_some(end);
-        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, ends).is_ok()
+        match self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, ends).ok()? {
+            SUSPECT => Some(Timestamp::from_nanos(self.trusted_until.load(Ordering::Acquire))),
+            _ => Some(Timestamp::NEVER),
+        }
     }
 
-    /// Notes that the hold cannot be relied on until it is confirmed. Returns whether it could be before.
-    pub(super) fn suspect(&self) -> bool {
+    /// Notes at `now` that the hold cannot be relied on until it is confirmed. Returns whether it could be before.
+    pub(super) fn suspect(&self, now: Timestamp) -> bool {
         self.put_at_risk();
+        // Before the state, and never moved back: an end that finds it suspect finds this moment, or a later one at
+        // which it could be relied on.
+        if self.state.load(Ordering::Acquire) == HELD {
+            self.trusted_until.fetch_max(now.as_nanos(), Ordering::AcqRel);
+        }
         self.state.compare_exchange(HELD, SUSPECT, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
@@ -162,28 +174,44 @@ mod tests {
     #[test]
     fn a_loss_and_a_release_are_final_and_the_first_of_them_counts() {
         let lost = granted();
-        assert!(lost.lose("gone".into()) && !lost.lose("late".into()));
+        assert!(lost.lose("gone".into()).is_some() && lost.lose("late".into()).is_none());
         lost.release();
         lost.confirm();
         lost.extend(at(100), at(90));
-        assert!(!lost.suspect());
+        assert!(!lost.suspect(at(1)));
         assert_eq!(lost.condition(|| at(1)), Some(Condition::Lost));
         assert_eq!(lost.loss().map(|cause| &**cause), Some("gone"));
         let released = granted();
         released.release();
-        assert!(!released.lose("gone".into()) && !released.is_lost() && released.has_ended());
+        assert!(released.lose("gone".into()).is_none() && !released.is_lost() && released.has_ended());
         assert_eq!(released.condition(|| at(11)), Some(Condition::Released), "also after its deadline");
     }
 
     #[test]
     fn a_suspect_hold_is_held_again_once_it_is_confirmed() {
         let validity = granted();
-        assert!(validity.suspect() && !validity.suspect(), "only the first call makes it suspect");
+        assert!(validity.suspect(at(1)) && !validity.suspect(at(1)), "only the first call makes it suspect");
         assert!(validity.is_at_risk());
         assert_eq!(validity.condition(|| at(1)), Some(Condition::Suspect));
         assert_eq!(validity.condition(|| at(10)), None, "its deadline counts all the same");
         validity.confirm();
         assert!(!validity.is_at_risk());
         assert_eq!(validity.condition(|| at(1)), Some(Condition::Held));
+    }
+
+    #[test]
+    fn a_hold_that_ends_while_it_is_suspect_could_be_relied_on_until_it_became_so() {
+        let (sound, suspect, sound_again) = (granted(), granted(), granted());
+        assert_eq!(sound.release(), Some(Timestamp::NEVER));
+        assert!(suspect.suspect(at(2)) && !suspect.suspect(at(3)));
+        assert_eq!((suspect.lose("gone".into()), suspect.release()), (Some(at(2)), None));
+        sound_again.suspect(at(2));
+        sound_again.confirm();
+        assert!(sound_again.suspect(at(4)));
+        assert_eq!(sound_again.release(), Some(at(4)));
+        let confirmed = granted();
+        confirmed.suspect(at(2));
+        confirmed.confirm();
+        assert_eq!(confirmed.lose("gone".into()), Some(Timestamp::NEVER));
     }
 }

@@ -1,0 +1,5 @@
+//! Files, fleets and verdicts.
+
+mod files;
+mod fleet;
+mod fleets;
