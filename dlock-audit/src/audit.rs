@@ -12,7 +12,7 @@ use crate::checker::{Finding, Findings, HeldAs, HoldRecord, What, beside, order}
 use crate::clocks::nanos;
 use crate::line::{HASHED, ModeField};
 use crate::report::{Held, ProcessName, Report, Summary, Violation, ViolationKind};
-use crate::trail::{Ended, RecordedHold, Trail};
+use crate::trail::{Ended, RecordedHold, RunTrail, Trail};
 
 /// Checks that no two holders overlapped.
 ///
@@ -61,8 +61,8 @@ impl Default for Audit {
     }
 }
 
-/// How long before the time that was asked for the last line of a run must be for the run to be left out: a process
-/// that runs writes a line at least each minute.
+/// How long before the time that was asked for the last line of a run must be for the run to be left out: the wall
+/// clock of its host may be behind.
 const SILENCE: Duration = Duration::from_secs(300);
 
 impl Audit {
@@ -79,8 +79,11 @@ impl Audit {
         self
     }
 
-    /// Leaves out what was over before this time: holds, runs of processes whose last line is five minutes older, and
+    /// Leaves out what was over before this time: holds, runs of processes that ended five minutes before it, and
     /// doubts.
+    ///
+    /// A run without a last line stays, however old it is: a process that was killed leaves the same file as one that
+    /// still runs and cannot write.
     #[must_use]
     pub const fn with_since(mut self, since: SystemTime) -> Self {
         self.since = Some(since);
@@ -103,8 +106,9 @@ impl Audit {
         let errors: Vec<_> =
             set.iter().map(|set| nanos(self.clock_error).saturating_add(set.map_or(0, nanos))).collect();
         let since = self.since.map_or(0, nanos_of);
-        let runs: Vec<bool> =
-            trail.runs.iter().map(|run| run.last.wall.saturating_add(nanos(SILENCE)) >= since).collect();
+        let counts =
+            |run: &RunTrail| run.end.is_none() || run.last.wall.saturating_add(nanos(SILENCE)) >= since;
+        let runs: Vec<bool> = trail.runs.iter().map(counts).collect();
         let keys = self.key.as_deref().map(|key| keys_of(trail, key));
         let mut checking = Checking { trail, report: empty(), doubts: Doubts::default() };
         let mut clocks = HashSet::new();

@@ -338,6 +338,26 @@ mod in_time {
     use super::*;
 
     #[tokio::test]
+    async fn servers_that_lost_all_leases_refuse_no_lock_for_that() {
+        let server = EtcdServer::start().unwrap();
+        let locks = Locks::new(Etcd::connect(&server.url()).await.unwrap());
+        let mut guards = Vec::new();
+        for number in 0..40 {
+            guards.push(locks.lock(format!("room{number}")).acquire().await.unwrap());
+        }
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        for lease in server.admin().leases() {
+            server.admin().revoke(lease);
+        }
+        let begun = Instant::now();
+        let guard = locks.lock("room").with_wait(Wait::No).acquire().await.unwrap();
+        guard.release().await.unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+
+    #[tokio::test]
     async fn a_stream_of_watches_that_was_begun_before_rights_changed_is_begun_anew() {
         let directory = std::env::temp_dir().join(format!("dlock-etcd-watches-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();

@@ -308,6 +308,46 @@ async fn a_batch_of_which_one_key_was_taken_away_is_granted_all_the_same() {
 }
 
 #[tokio::test]
+async fn waiters_are_woken_by_all_that_lets_them_go_on() {
+    let server = EtcdServer::start().unwrap();
+    let etcd = Etcd::connect(&server.url()).await.unwrap();
+    let soon = Duration::from_secs(3);
+    // A permit, by another number, and by a waiter before it that goes.
+    let mut holder = claim_as(&etcd, "seats", LONG, true, permits(2, 1)).await;
+    assert!(is_granted(&mut holder).await);
+    let mut big = claim_as(&etcd, "seats", LONG, true, permits(2, 2)).await;
+    let mut small = claim_as(&etcd, "seats", LONG, true, permits(2, 1)).await;
+    settle(&mut big).await;
+    settle(&mut small).await;
+    let _ = big.withdraw().await.unwrap();
+    assert!(woken(&mut small, soon).await && is_granted(&mut small).await);
+    let mut third = claim_as(&etcd, "seats", LONG, true, permits(2, 1)).await;
+    settle(&mut third).await;
+    let locks = Locks::new(etcd.clone());
+    assert_eq!(locks.resize_semaphore("seats", 3).await.unwrap(), Some(2));
+    assert!(woken(&mut third, soon).await && is_granted(&mut third).await);
+    for claim in [&mut holder, &mut small, &mut third] {
+        assert!(claim.withdraw().await.unwrap().removed);
+    }
+    // A number that is deleted while permits are held.
+    let mut holder = claim_as(&etcd, "seats", LONG, true, permits(3, 3)).await;
+    assert!(is_granted(&mut holder).await);
+    let mut waiter = claim_as(&etcd, "seats", LONG, true, permits(3, 1)).await;
+    settle(&mut waiter).await;
+    assert!(server.admin().delete("dlock/seats"));
+    let mut late = claim_as(&etcd, "seats", LONG, true, permits(3, 1)).await;
+    settle(&mut late).await;
+    settle(&mut waiter).await;
+    assert_eq!(holder.renew().await.unwrap(), Renewed::Extended);
+    let _ = holder.withdraw().await.unwrap();
+    assert!(woken(&mut waiter, soon).await && is_granted(&mut waiter).await);
+    assert!(woken(&mut late, soon).await && is_granted(&mut late).await);
+    for claim in [&mut waiter, &mut late] {
+        assert!(claim.withdraw().await.unwrap().removed);
+    }
+}
+
+#[tokio::test]
 async fn keys_that_another_client_deletes_or_puts_cost_a_waiter_its_place_at_most() {
     let server = EtcdServer::start().unwrap();
     let (admin, etcd) = (server.admin(), Etcd::connect(&server.url()).await.unwrap());
@@ -357,6 +397,46 @@ async fn a_user_who_may_only_read_gets_no_lock_and_no_place() {
         }
     }
     assert_eq!(admin.keys("dlock/"), ["dlock/room/other"]);
+}
+
+#[tokio::test]
+async fn tries_beside_waiters_keep_nobody_from_his_turn() {
+    let server = EtcdServer::start().unwrap();
+    let etcd = Etcd::connect(&server.url()).await.unwrap();
+    let mut holder = claim_as(&etcd, "room", LONG, true, Mode::Shared).await;
+    assert!(is_granted(&mut holder).await);
+    let end = Instant::now() + Duration::from_secs(5);
+    let tries: Vec<_> = (0..4)
+        .map(|_| {
+            let etcd = etcd.clone();
+            tokio::spawn(async move {
+                let mut granted = 0;
+                while Instant::now() < end {
+                    let mut claim = claim_as(&etcd, "room", LONG, false, Mode::Shared).await;
+                    granted += u32::from(is_granted(&mut claim).await);
+                    let _ = claim.withdraw().await.unwrap();
+                }
+                granted
+            })
+        })
+        .collect();
+    let locks = Locks::new(etcd.clone());
+    let mut turns = 0;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waits = locks.lock("room").with_wait(Wait::For(Duration::from_secs(20)));
+    let first = tokio::spawn(async move { waits.acquire().await.unwrap().release().await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let _ = holder.withdraw().await.unwrap();
+    first.await.unwrap();
+    while Instant::now() < end {
+        let guard = locks.lock("room").with_wait(Wait::For(Duration::from_secs(20))).acquire().await.unwrap();
+        guard.release().await.unwrap();
+        turns += 1;
+    }
+    for tried in tries {
+        println!("{} tries had it, {turns} turns", tried.await.unwrap());
+    }
+    assert_eq!(places(&server.admin(), "room"), 0);
 }
 
 #[tokio::test]

@@ -29,6 +29,44 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
+async fn a_new_semaphore_that_finds_its_lease_ended_leaves_no_lease_of_days() {
+    const ROUNDS: usize = 3;
+    let server = EtcdServer::start().unwrap();
+    // So short that no renewal goes over to a longer one.
+    let lease = Duration::from_secs(12);
+    let locks =
+        Locks::builder(Etcd::connect(&server.url()).await.unwrap()).with_lease(lease).build().unwrap();
+    let of_numbers = || -> Vec<i64> {
+        let numbers = server.admin().entries("dlock/room").into_iter();
+        numbers.filter_map(|entry| entry.lease).collect()
+    };
+    for round in 0..ROUNDS {
+        // Its lease is in the pool from here on, with a proof that counts.
+        locks.lock("another").acquire().await.unwrap().release().await.unwrap();
+        let numbers = of_numbers();
+        for lease in server.admin().leases() {
+            if !numbers.contains(&lease) {
+                server.admin().revoke(lease);
+            }
+        }
+        let guard = locks.semaphore(format!("room{round}"), 2).acquire().await.unwrap();
+        guard.release().await.unwrap();
+        // That of the claim, which is in the pool, is the only other one once those made in vain have ended.
+        let numbers = of_numbers();
+        let begun = Instant::now();
+        loop {
+            let mut others = server.admin().leases();
+            others.retain(|lease| !numbers.contains(lease));
+            if others.len() <= 1 {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(5), "{} leases of nothing", others.len());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_grant_under_an_old_proof_ends_before_its_key() {
     let server = EtcdServer::start().unwrap();
     let way = proxy(&server);
@@ -260,5 +298,29 @@ mod in_time {
             }
             other => panic!("it was to find the room taken: {other:?}"),
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn each_change_of_a_semaphore_reaches_those_that_wait() {
+        let server = EtcdServer::start().unwrap();
+        let ours = Locks::new(Etcd::connect(&server.url()).await.unwrap());
+        let theirs = Locks::new(Etcd::connect(&server.url()).await.unwrap());
+        let held = theirs.semaphore("room", 2).take(2).acquire().await.unwrap();
+        let waiters: Vec<_> = (0..40)
+            .map(|_| {
+                let permit = ours.semaphore("room", 2).with_wait(Wait::Forever);
+                tokio::spawn(async move {
+                    let guard = permit.acquire().await.unwrap();
+                    guard.release().await.unwrap();
+                })
+            })
+            .collect();
+        until("a waiter", || server.admin().entries("dlock/room/").len() > 1).await;
+        let begun = Instant::now();
+        held.release().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "40 turns took {:?}", begun.elapsed());
     }
 }

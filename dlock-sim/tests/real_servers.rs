@@ -1,38 +1,42 @@
-//! The simulated queues answer as a real `ZooKeeper` does: the same random history of commands, on both. The simulated
-//! leases need no server: some of the runs compare them with `Memory`, which has the rules that the statements and
-//! scripts of the servers are compared with (`dlock_rig::rules`).
+//! The simulated stores answer as real servers do: the same random history of commands, on both.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use dlock_core::backend::{Attempt, Backend, Claim};
-use dlock_core::{Failure, Key};
+use dlock_core::backend::{Attempt, Backend, Claim, Renewed};
+use dlock_core::{Failure, Key, Result};
+use dlock_rig::servers::mysql::MysqlServer;
+use dlock_rig::servers::postgres::PostgresServer;
+use dlock_rig::servers::redis::RedisServer;
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
 use dlock_sim::history::{Claimed, Said, Simulated};
 use dlock_testkit::claim_request;
-use dlock_zk::ZooKeeper;
 use fastrand::Rng;
 
 const PROCESSES: usize = 3;
 const KEYS: usize = 3;
 const HISTORIES: u64 = 12;
 const STEPS: usize = 60;
+/// Never runs out in a test.
+const LONG: Duration = Duration::from_secs(600);
+/// Runs out when the history says so.
+const SHORT: Duration = Duration::from_millis(60);
 
 /// A claim on both.
-struct OnBoth {
+struct OnBoth<C> {
     number: usize,
     claimed: Claimed,
-    real: <ZooKeeper as Backend>::Claim,
+    real: C,
     /// The fences of its last grant: the simulated one and the real one.
     fences: Option<(u64, u64)>,
 }
 
 /// A store and the server that has to answer the same.
-struct Both {
-    backends: Vec<ZooKeeper>,
+struct Both<B: Backend> {
+    backends: Vec<B>,
     simulated: Simulated,
     prefix: String,
-    claims: Vec<OnBoth>,
+    claims: Vec<OnBoth<B::Claim>>,
     begun: usize,
     /// The highest real fence of each key.
     highest: HashMap<usize, u64>,
@@ -41,21 +45,25 @@ struct Both {
 }
 
 /// Opens the store as a further process would.
-async fn open(server: &ZooKeeperServer) -> ZooKeeper {
-    ZooKeeper::connect(&server.url()).await.expect("the server is there")
+trait Open: Sync {
+    type Backend: Backend;
+
+    fn open(&self) -> impl Future<Output = Result<Self::Backend>> + Send;
 }
 
-impl Both {
+impl<B: Backend> Both<B> {
     fn key(&self, key: usize) -> String {
         format!("{}-{key}", self.prefix)
     }
 
-    async fn begin(&mut self) -> usize {
+    async fn begin(&mut self, lease: Duration) -> usize {
         let (process, key) = (self.rng.usize(..PROCESSES), self.rng.usize(..KEYS));
         let waits = self.rng.bool();
-        let lease = Duration::from_secs(600);
-        let request = claim_request(&self.key(key), lease, waits).await.expect("the key is fine");
-        let claimed = Claimed { process, key, token: request.token, waits };
+        let mut request = claim_request(&self.key(key), lease, waits).await.expect("the key is fine");
+        // What belongs to so short a lease would end requests on a busy machine.
+        request.request_timeout = Duration::from_secs(10);
+        let lease = u64::try_from(lease.as_millis()).expect("it is short");
+        let claimed = Claimed { process, key, token: request.token, lease, waits };
         let real = self.backends[process].claim(request);
         self.begun += 1;
         self.claims.push(OnBoth { number: self.begun, claimed, real, fences: None });
@@ -99,6 +107,16 @@ impl Both {
         self.compare(Some(at), "attempt", real, simulated);
     }
 
+    async fn renew(&mut self, at: usize) {
+        let claim = &mut self.claims[at];
+        let real = match answered(claim.real.renew().await) {
+            Renewed::Extended => Said::Extended,
+            Renewed::Gone => Said::Gone,
+        };
+        let simulated = self.simulated.renew(&claim.claimed);
+        self.compare(Some(at), "renew", real, simulated);
+    }
+
     /// A claim that was withdrawn is not used again, as the contract says.
     async fn withdraw(&mut self, at: usize) {
         let claim = &mut self.claims[at];
@@ -119,6 +137,34 @@ impl Both {
         self.compare(None, "inspect", Said::Held(holder.is_some()), simulated);
     }
 
+    /// A lease that begins and runs out, with nothing in between.
+    async fn run_out(&mut self) {
+        let at = self.begin(SHORT).await;
+        self.attempt(at).await;
+        tokio::time::sleep(SHORT * 2).await;
+        self.simulated.pass(2 * u64::try_from(SHORT.as_millis()).expect("it is short"));
+        self.story.push("a short lease has run out".into());
+        match self.rng.u32(..3) {
+            0 => self.renew(at).await,
+            1 => self.attempt_late(at).await,
+            _ => {}
+        }
+        self.inspect(at).await;
+        if self.rng.bool() {
+            self.withdraw(at).await;
+        } else {
+            // Its process has died.
+            self.claims.swap_remove(at);
+        }
+    }
+
+    /// Asks again when the lease is over, and lets that one end too.
+    async fn attempt_late(&mut self, at: usize) {
+        self.attempt(at).await;
+        tokio::time::sleep(SHORT * 2).await;
+        self.simulated.pass(2 * u64::try_from(SHORT.as_millis()).expect("it is short"));
+    }
+
     /// Waits until the server has carried out the end of a session, which is asked for in the background.
     async fn see_the_end(&mut self, claimed: Claimed) {
         let Said::Held(is_held) = self.simulated.inspect(&claimed) else { panic!("an answer to a look") };
@@ -132,14 +178,14 @@ impl Both {
         panic!("the session of p{} has not ended\n{}", claimed.process, self.story.join("\n"));
     }
 
-    async fn end_session(&mut self, server: &ZooKeeperServer) {
+    async fn end_session(&mut self, opener: &impl Open<Backend = B>) {
         let process = self.rng.usize(..PROCESSES);
         self.backends[process].close().await;
         let (ended, go_on): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.claims).into_iter().partition(|claim| claim.claimed.process == process);
         self.claims = go_on;
         let ended: Vec<_> = ended.into_iter().map(|claim| claim.claimed).collect();
-        self.backends[process] = open(server).await;
+        self.backends[process] = opener.open().await.expect("the server is there");
         self.simulated.end_session(process);
         for claimed in ended {
             self.see_the_end(claimed).await;
@@ -148,42 +194,44 @@ impl Both {
     }
 }
 
-fn answered<T>(answer: Result<T, Failure>) -> T {
+fn answered<T>(answer: std::result::Result<T, Failure>) -> T {
     answer.expect("nothing fails in these histories")
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn zookeeper_answers_a_random_history_of_commands_as_the_simulated_queues_do() {
-    let server = ZooKeeperServer::start().unwrap();
+/// Random histories on a store of leases, or of sessions and queues.
+async fn agrees<O: Open>(name: &str, opener: &O, has_leases: bool) {
     let mut counts = HashMap::<String, usize>::new();
     let mut backends = Vec::new();
     for _ in 0..PROCESSES {
-        backends.push(open(&server).await);
+        backends.push(opener.open().await.expect("the server is there"));
     }
     let series = fastrand::u64(..);
     for n in 0..HISTORIES {
+        let simulated = if has_leases { Simulated::leases() } else { Simulated::queues(PROCESSES) };
         let seed = dlock_sim::seed_of(series, n);
         let mut both = Both {
             backends,
-            simulated: Simulated::queues(PROCESSES),
-            prefix: format!("{seed:016x}"),
+            simulated,
+            prefix: format!("{name}-{seed:016x}"),
             claims: Vec::new(),
             begun: 0,
             highest: HashMap::new(),
             rng: Rng::with_seed(seed),
-            story: vec![format!("history {seed:016x}")],
+            story: vec![format!("history {seed:016x} on {name}")],
         };
         for _ in 0..STEPS {
             let at = (!both.claims.is_empty()).then(|| both.rng.usize(..both.claims.len()));
             match (both.rng.u32(..20), at) {
                 (0..=5, _) | (_, None) => {
-                    let at = both.begin().await;
+                    let at = both.begin(LONG).await;
                     both.attempt(at).await;
                 }
                 (6..=9, Some(at)) => both.attempt(at).await,
                 (10..=14, Some(at)) => both.withdraw(at).await,
                 (15..=16, Some(at)) => both.inspect(at).await,
-                (19, _) => both.end_session(&server).await,
+                (17..=18, Some(at)) if has_leases && both.claims[at].fences.is_some() => both.renew(at).await,
+                (19, _) if has_leases && both.rng.u32(..3) == 0 => both.run_out().await,
+                (19, _) if !has_leases => both.end_session(opener).await,
                 _ => {}
             }
         }
@@ -197,7 +245,61 @@ async fn zookeeper_answers_a_random_history_of_commands_as_the_simulated_queues_
         backends = both.backends;
     }
     // Much of everything was seen.
-    for answer in ["Granted", "Busy", "Removed"] {
-        assert!(counts.get(answer).is_some_and(|count| *count > 5), "{counts:?}");
+    let least = if has_leases {
+        &["Granted", "Busy", "Extended", "Removed"][..]
+    } else {
+        &["Granted", "Busy", "Removed"]
+    };
+    for answer in least {
+        assert!(counts.get(*answer).is_some_and(|count| *count > 5), "{name}: {counts:?}");
     }
+}
+
+struct Url<'a>(&'a str);
+
+macro_rules! open {
+    ($name:ident, $backend:ty) => {
+        struct $name<'a>(Url<'a>);
+
+        impl Open for $name<'_> {
+            type Backend = $backend;
+
+            async fn open(&self) -> Result<$backend> {
+                <$backend>::connect(self.0.0).await
+            }
+        }
+    };
+}
+
+open!(OnRedis, dlock_redis::Redis);
+open!(OnPostgres, dlock_sql::Postgres);
+open!(OnMysql, dlock_sql::Mysql);
+open!(OnSqlite, dlock_sql::Sqlite);
+open!(OnZooKeeper, dlock_zk::ZooKeeper);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_answers_a_random_history_of_commands_as_the_simulated_leases_do() {
+    let server = RedisServer::start().unwrap();
+    agrees("redis", &OnRedis(Url(&server.url())), true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgresql_and_mariadb_answer_a_random_history_of_commands_as_the_simulated_leases_do() {
+    let server = PostgresServer::start().unwrap();
+    agrees("postgres", &OnPostgres(Url(&format!("{}&migrate=true", server.url()))), true).await;
+    let server = MysqlServer::start().unwrap();
+    agrees("mysql", &OnMysql(Url(&format!("{}?migrate=true", server.url()))), true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_answers_a_random_history_of_commands_as_the_simulated_leases_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", directory.path().join("locks.db").display());
+    agrees("sqlite", &OnSqlite(Url(&url)), true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn zookeeper_answers_a_random_history_of_commands_as_the_simulated_queues_do() {
+    let server = ZooKeeperServer::start().unwrap();
+    agrees("zk", &OnZooKeeper(Url(&server.url())), false).await;
 }

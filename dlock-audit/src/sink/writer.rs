@@ -267,3 +267,51 @@ fn put(buffer: &mut Vec<u8>, line: &Line<'_>) {
         buffer.push(b'\n');
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use dlock_core::audit::{AuditSink, AuditedHold};
+    use dlock_core::{Locks, Memory};
+
+    use super::*;
+    use crate::{Audit, DoubtKind, FileSink, Trail};
+
+    struct Pushes(Arc<Queue>);
+
+    impl AuditSink for Pushes {
+        fn hold_began(&self, _: &Arc<AuditedLocks>) {
+            self.0.began();
+        }
+
+        fn hold_ended(&self, hold: &AuditedHold<'_>) {
+            self.0.push(hold);
+        }
+    }
+
+    #[tokio::test]
+    async fn records_that_a_full_disk_does_not_take_are_counted_and_those_after_them_are_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = FileSink::in_directory(directory.path());
+        let queue = Arc::new(Queue::new(100));
+        let mut writer = Writer::open(&options, Arc::clone(&queue)).unwrap();
+        let locks = Locks::builder(Memory::new()).with_audit(Pushes(Arc::clone(&queue))).build().unwrap();
+        let mut disk = File::options().append(true).open("/dev/full").unwrap();
+        for is_full in [false, true, false] {
+            if is_full || writer.number > 1 {
+                std::mem::swap(&mut writer.file, &mut disk);
+            }
+            locks.lock("k").run(async {}).await.unwrap();
+            writer.write(&queue.next(Vec::new()).records);
+        }
+        writer.tell(true);
+        let totals = queue.totals();
+        assert_eq!((totals.written, totals.lost, totals.held), (2, 1, 0));
+        let report = Audit::new().check(&Trail::read([directory.path()]).unwrap());
+        let kinds: Vec<_> = report.doubts.iter().map(|doubt| doubt.kind).collect();
+        assert_eq!(
+            (report.summary.holds, kinds),
+            (2, vec![DoubtKind::Lost, DoubtKind::Missing]),
+            "{report:?}"
+        );
+    }
+}

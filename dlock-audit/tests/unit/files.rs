@@ -67,8 +67,8 @@ async fn a_key_is_found_by_its_hash_and_in_clear() {
 async fn a_record_that_found_no_room_is_counted_and_the_outcome_is_unknown() {
     let directory = directory();
     // So few that they come faster than the writer looks.
-    let totals = wrote(FileSink::in_directory(directory.path()).with_capacity(2), 2_000).await;
-    assert!(totals.lost > 0 && totals.written + totals.lost == 2_000, "{totals:?}");
+    let totals = wrote(FileSink::in_directory(directory.path()).with_capacity(2), 20_000).await;
+    assert!(totals.lost > 0 && totals.written + totals.lost == 20_000, "{totals:?}");
     let report = check(directory.path());
     assert_eq!(report.outcome(), Outcome::Unknown);
     assert!(kinds(&report).contains(&DoubtKind::Lost), "{report:?}");
@@ -178,4 +178,19 @@ async fn what_is_over_before_the_time_that_is_asked_for_is_left_out() {
     let report = Audit::new().with_since(later).check(&trail);
     assert_eq!((report.summary.holds, report.summary.left_out), (0, 1));
     assert_eq!(kinds(&report), [DoubtKind::Nothing]);
+}
+
+/// Its disk may have failed, and it may run still.
+#[tokio::test]
+async fn a_run_without_a_last_line_is_not_left_out_however_long_ago_it_wrote() {
+    let directory = directory();
+    wrote(FileSink::in_directory(directory.path()), 5).await;
+    let file = only_file(directory.path());
+    let text = fs::read_to_string(&file).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.contains("\"t\":\"end\"")).collect();
+    fs::write(&file, lines.join("\n") + "\n").unwrap();
+    let later = std::time::SystemTime::now() + Duration::from_secs(3_600);
+    let report = Audit::new().with_since(later).check(&Trail::read([directory.path()]).unwrap());
+    assert_eq!((report.outcome(), report.summary.left_out), (Outcome::Unknown, 0));
+    assert!(kinds(&report).contains(&DoubtKind::Unfinished), "{report:?}");
 }

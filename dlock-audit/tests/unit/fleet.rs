@@ -102,9 +102,10 @@ impl Host {
     }
 
     fn mono(&self, at: u64) -> u64 {
-        // Only since the fleet began, so that it does not add up.
-        let since = i64::try_from(at - START.min(at)).unwrap();
-        (at - self.boot).checked_add_signed(since / 1_000_000 * self.fast).unwrap()
+        // Only since the fleet began, so that it does not add up; and without steps back.
+        let since = i128::from(at) - i128::from(START);
+        let ahead = (since * i128::from(self.fast)).div_euclid(1_000_000);
+        (at - self.boot).checked_add_signed(i64::try_from(ahead).unwrap()).unwrap()
     }
 
     fn wall(&self, at: u64) -> u64 {

@@ -70,10 +70,13 @@ const REMEMBERED: Duration = Duration::from_secs(1);
 /// The time for which others that were seen to wait are taken to wait: the way to a process that is far and back, and
 /// its own waits on it.
 const SEEN: Duration = Duration::from_millis(250);
-/// The time after each grant of the backend for which a process passes the lock on where it has seen a reader wait
-/// elsewhere within [`REMEMBERED`]. Not shorter: where most read and some write, a turn of the readers after each
-/// writer costs more than it gives, and writers that follow each other share one.
+/// The time for which a process passes a lock on where it has seen a reader wait elsewhere within [`REMEMBERED`]. Not
+/// shorter: where most read and some write, a turn of the readers after each writer costs more than it gives, and
+/// writers that follow each other share one.
 const WITH_READERS: Duration = Duration::from_millis(10);
+/// The same after a grant of the backend that follows a section here, with no reader between: one that came at the
+/// moment of the grant is not seen before the next release. Long enough for a request to cost little beside it.
+const NEXT_WITH_READERS: Duration = Duration::from_millis(5);
 /// The number of keys from which on entries that are of no use any more are removed.
 const KEYS: usize = 256;
 /// Every so many pauses, one is longer: twice as long as the last such one, up to [`LONGEST_PAUSE`], and then as short
@@ -117,8 +120,8 @@ impl HandoffLimits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tenure {
     since: Timestamp,
-    /// The time of the last grant of the backend. Readers that waited elsewhere before it were let in.
-    granted_at: Timestamp,
+    /// The time until which it passes the lock on where readers wait elsewhere; counted from each grant of the backend.
+    with_readers_until: Timestamp,
     sections: u32,
     /// The number of tenures that ended in a pause since another process was found to have the lock.
     pauses: u32,
@@ -130,8 +133,9 @@ pub(crate) struct Tenure {
 
 impl Tenure {
     /// Begins a tenure, with its first section.
-    pub(super) const fn begin(now: Timestamp) -> Self {
-        Self { since: now, granted_at: now, sections: 1, pauses: 0, seen_at: None, reader_at: None }
+    pub(super) fn begin(now: Timestamp) -> Self {
+        let with_readers_until = now + WITH_READERS;
+        Self { since: now, with_readers_until, sections: 1, pauses: 0, seen_at: None, reader_at: None }
     }
 
     /// Adds one section.
@@ -139,9 +143,14 @@ impl Tenure {
         Self { sections: self.sections.saturating_add(1), ..self }
     }
 
-    /// Leaves a time out that others had the lock for.
-    fn without(self, time: Duration) -> Self {
-        Self { since: self.since + time, ..self }
+    /// Adds one section, which the backend granted. The time of readers that had their turn since `left_at` is left
+    /// out.
+    fn next_granted(self, now: Timestamp, left_at: Timestamp, readers_turn: bool) -> Self {
+        let (others_had_it, passes_on) = match readers_turn {
+            true => (now.since(left_at), WITH_READERS),
+            false => (Duration::ZERO, NEXT_WITH_READERS),
+        };
+        Self { since: self.since + others_had_it, with_readers_until: now + passes_on, ..self.next() }
     }
 
     /// Is `true` if others were kept waiting for as long as they may be.
@@ -158,7 +167,7 @@ impl Tenure {
         readers_wait_here: impl FnOnce() -> bool,
     ) -> bool {
         now.since(self.since) >= limits.time
-            || now.since(self.granted_at) >= WITH_READERS && self.knows_readers(now) && !readers_wait_here()
+            || now >= self.with_readers_until && self.knows_readers(now) && !readers_wait_here()
     }
 
     /// Is `true` if a reader was seen to wait, and may wait again.
@@ -275,8 +284,7 @@ impl Tenures {
         let reader_at = before.as_ref().and_then(|before| before.reader_at);
         let tenure = match before {
             Some(Recent { tenure: Some(tenure), yields_until: None, readers_turn, left_at, .. }) => {
-                let others_had_it = if readers_turn { now.since(left_at) } else { Duration::ZERO };
-                tenure.next().without(others_had_it)
+                tenure.next_granted(now, left_at, readers_turn)
             }
             // This process yielded and still got the lock: no other process waits, or it is too far away to use the
             // gap.
@@ -285,7 +293,7 @@ impl Tenures {
             }
             Some(Recent { tenure: None, .. }) | None => Tenure::begin(now),
         };
-        Tenure { granted_at: now, reader_at, ..tenure }
+        Tenure { reader_at, ..tenure }
     }
 
     /// Notes that the lock was found to be taken, and by whom, as far as the backend says so.

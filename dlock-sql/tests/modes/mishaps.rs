@@ -1,12 +1,14 @@
 //! What happens to the connections that keep locks between a question and its answer, and when there are no others.
 
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use dlock_core::{Backend, ErrorKind, Locks, Wait};
 use dlock_rig::proxy::{Direction, Flow, Loss, Proxy};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_sql::{Mysql, MysqlSessions, Postgres, PostgresSessions};
+use futures_util::FutureExt;
 use sqlx::Connection;
 
 use crate::kept::{
@@ -136,6 +138,28 @@ on_each_kind! {
         }
         other.check().unwrap();
         other.release().await.unwrap();
+    }
+
+    async fn a_panic_of_who_holds_a_lock_releases_it_and_costs_the_connection_nothing<K: Kind>() {
+        let server = K::start(&[]);
+        let (ours, theirs) = (locks::<K>(&server, LONG).await, locks::<K>(&server, LONG).await);
+        let kept = take(&ours, "kept").await;
+        for _ in 0..20 {
+            let lock = ours.lock("a");
+            let body = lock.run(async { panic!("in the body") });
+            assert!(AssertUnwindSafe(body).catch_unwind().await.is_err());
+            let guard = take(&ours, "a").await;
+            let task = tokio::spawn(async move {
+                let _guard = guard;
+                panic!("in a task");
+            });
+            assert!(task.await.is_err());
+            soon("the lock", take(&theirs, "a")).await.release().await.unwrap();
+        }
+        kept.check().unwrap();
+        kept.release().await.unwrap();
+        assert_eq!(ours.stats().lost, 0);
+        until("every lock is free", || K::held(&server) == 0).await;
     }
 
     async fn locks_that_are_kept_stay_when_the_server_has_no_connection_left<K: Kind>() {

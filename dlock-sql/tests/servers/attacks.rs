@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use dlock_core::{Backend, ErrorKind, Locks};
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
-use dlock_sql::{Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres};
+use dlock_sql::{
+    Mysql, MysqlOptions, MysqlRowLocks, MysqlSessions, Postgres, PostgresOptions, PostgresRowLocks,
+    PostgresSessions,
+};
 
 use tokio::task::JoinSet;
 
@@ -232,6 +235,63 @@ on_both! {
         take(&locks, "a").await.release().await.unwrap();
         drop(again);
     }
+}
+
+/// Sessions end with their connection: another may come in before the holder knows, and fences tell them apart.
+async fn storm_of_sessions(processes: &[Locks], kill: impl Fn() -> usize + Send + 'static) {
+    let storm = Storm::begin(kill, Duration::from_millis(50));
+    let (fences, _, errors) = crowd(processes, Duration::from_millis(1_500)).await;
+    let killed = storm.end();
+    assert_eq!(errors, [""; 0]);
+    assert!(killed > 3 && !fences.is_empty());
+    assert_eq!(repeated(&fences), 0);
+    until("all withdrawals", || processes.iter().all(|locks| locks.stats().background == 0)).await;
+    for locks in processes {
+        take(locks, "hot").await.release().await.unwrap();
+        assert_eq!(locks.inspect("hot").await.unwrap(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_of_postgres_go_on_after_a_storm() {
+    let server = Arc::new(<PostgresServer as Db>::start());
+    let url = server.url();
+    PostgresOptions::from_url(&url).unwrap().migrate().await.unwrap();
+    let kill = |server: &Arc<PostgresServer>| {
+        let server = Arc::clone(server);
+        move || server.disconnect_all()
+    };
+    let both = [
+        locks(PostgresSessions::connect(&url).await.unwrap()),
+        locks(PostgresSessions::connect(&url).await.unwrap()),
+    ];
+    storm_of_sessions(&both, kill(&server)).await;
+    let both = [
+        locks(PostgresRowLocks::connect(&url).await.unwrap()),
+        locks(PostgresRowLocks::connect(&url).await.unwrap()),
+    ];
+    storm_of_sessions(&both, kill(&server)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_of_mysql_go_on_after_a_storm() {
+    let server = Arc::new(<MysqlServer as Db>::start());
+    let url = server.url();
+    MysqlOptions::from_url(&url).unwrap().migrate().await.unwrap();
+    let kill = |server: &Arc<MysqlServer>| {
+        let server = Arc::clone(server);
+        move || server.disconnect_all()
+    };
+    let both = [
+        locks(MysqlSessions::connect(&url).await.unwrap()),
+        locks(MysqlSessions::connect(&url).await.unwrap()),
+    ];
+    storm_of_sessions(&both, kill(&server)).await;
+    let both = [
+        locks(MysqlRowLocks::connect(&url).await.unwrap()),
+        locks(MysqlRowLocks::connect(&url).await.unwrap()),
+    ];
+    storm_of_sessions(&both, kill(&server)).await;
 }
 
 /// Where the server ignores the case of tables, two spellings are one table.

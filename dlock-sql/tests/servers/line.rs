@@ -281,6 +281,33 @@ on_both! {
         take(&processes[0], "k").await.release().await.unwrap();
     }
 
+    async fn a_server_that_ends_all_sessions_again_and_again_keeps_no_line_waiting<D: Db>(db: D) {
+        let processes = [db.locks().await, db.locks().await];
+        let inside = Arc::new(AtomicI64::new(0));
+        let tasks: Vec<_> = (0..8_usize)
+            .map(|task| {
+                let (locks, inside) = (processes[task % 2].clone(), Arc::clone(&inside));
+                tokio::spawn(async move {
+                    for _ in 0..4 {
+                        let guard = fair(&locks, "k").acquire().await.unwrap_or_else(|error| panic!("{error}"));
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "beside another one");
+                        tokio::task::yield_now().await;
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        // What was lost on the way is made up for.
+                        drop(guard);
+                    }
+                })
+            })
+            .collect();
+        while tasks.iter().any(|task| !task.is_finished()) {
+            db.disconnect_all();
+            tokio::time::sleep(Duration::from_millis(400)).await;
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+
     async fn a_place_is_kept_while_the_server_stands_still<D: Db>(db: D) {
         let (ours, theirs) = (db.locks().await, db.locks().await);
         let guard = take(&ours, "k").await;

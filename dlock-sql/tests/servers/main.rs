@@ -17,6 +17,8 @@ mod handed_off;
 mod handoff;
 mod line;
 mod lost_replies;
+#[path = "../by_hand/mixing.rs"]
+mod mixing;
 mod named;
 mod opening;
 mod poolers;

@@ -45,6 +45,22 @@ on_both! {
         assert_eq!(D::holders(&backend).await.unwrap().len(), keys.len());
     }
 
+    async fn a_forced_release_takes_the_lock_away_with_a_higher_fence<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let locks = dlock_core::Locks::builder(backend.clone()).with_lease(Duration::from_secs(2)).build().unwrap();
+        let first = take(&locks, "a").await;
+        assert!(D::force(&backend, "a").await.unwrap());
+        assert!(!D::force(&backend, "a").await.unwrap(), "nobody has it any more");
+        assert!(!D::force(&backend, "never").await.unwrap());
+        is_error(D::force(&backend, "").await, ErrorKind::InvalidKey, &[]);
+        let other = db.locks().await;
+        let second = take(&other, "a").await;
+        assert!(second.fence().unwrap().get() > first.fence().unwrap().get() + 1);
+        first.lost().await;
+        is_error(first.release().await, ErrorKind::NotHeld, &[]);
+        second.check().unwrap();
+    }
+
     async fn fences_grow_over_rows_that_were_pruned_or_deleted<D: Db>(db: D) {
         let backend = db.backend().await;
         let locks = db.locks().await;
@@ -98,5 +114,15 @@ on_both! {
         next.release().await.unwrap();
         take(&locks, "new").await.release().await.unwrap();
         assert_eq!(db.held(), 0);
+    }
+
+    async fn a_lock_whose_row_is_deleted_is_lost_and_can_be_taken_again<D: Db>(db: D) {
+        let backend = db.backend().await;
+        let locks = dlock_core::Locks::builder(backend).with_lease(Duration::from_secs(2)).build().unwrap();
+        let guard = take(&locks, "a").await;
+        db.query(&format!("DELETE FROM dlock WHERE {} = 'a'", D::KEY));
+        guard.lost().await;
+        let again = take(&db.locks().await, "a").await;
+        assert!(again.fence() > guard.fence());
     }
 }

@@ -10,6 +10,7 @@ use dlock_rig::servers::pgbouncer::PgBouncer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_sql::{MysqlOptions, Postgres, PostgresOptions};
 
+use crate::mixing;
 use crate::support::{Db, is_error, on_both, once, take, until};
 
 /// Rows beside those of keys.
@@ -177,6 +178,37 @@ on_both! {
         assert_eq!(beside(&db), "0");
     }
 
+    async fn two_hundred_who_read_and_write_a_few_keys_get_in_each_others_way_without_harm<D: Db>(db: D) {
+        let mut processes = vec![db.locks().await];
+        for _ in 0..3 {
+            processes.push(db.locks().await);
+        }
+        let inside: Arc<Vec<AtomicI64>> = Arc::new((0..3).map(|_| AtomicI64::new(0)).collect());
+        let tasks = (0..200_usize).map(|task| {
+            let (locks, inside) = (processes[task % 4].clone(), Arc::clone(&inside));
+            tokio::spawn(async move {
+                for round in 0..2 {
+                    let (n, key) = (task % 3, ["a", "b", "c"][task % 3]);
+                    let lock = locks.lock(key).with_wait(Duration::from_secs(90));
+                    let (guard, weight) = match (task + round) % 10 {
+                        0 => (lock.acquire().await, 1_000),
+                        _ => (lock.read().acquire().await, 1),
+                    };
+                    let guard = guard.unwrap_or_else(|error| panic!("{error}"));
+                    let before = inside[n].fetch_add(weight, Ordering::SeqCst);
+                    assert!(if weight == 1 { before < 1_000 } else { before == 0 }, "{before} beside {weight}");
+                    tokio::task::yield_now().await;
+                    inside[n].fetch_sub(weight, Ordering::SeqCst);
+                    guard.release().await.unwrap();
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        assert_eq!((db.held(), beside(&db)), (0, "0".to_owned()));
+    }
+
     async fn many_readers_are_renewed_together_and_a_writer_follows_them<D: Db>(db: D) {
         let (ours, theirs) = (db.backend().await, db.locks().await);
         let ours = Locks::builder(ours).with_lease(Duration::from_secs(4)).build().unwrap();
@@ -194,6 +226,54 @@ on_both! {
         }
         take(&theirs, "k").await.release().await.unwrap();
         assert_eq!((db.held(), beside(&db)), (0, "0".to_owned()));
+    }
+
+    async fn processes_of_which_some_are_killed_share_a_lock_and_a_semaphore_and_none_is_where_it_must_not_be<D: Db>(db: D) {
+        drop(db.backend().await);
+        let directory = tempfile::tempdir().unwrap();
+        let start = || children::start(&db.url(), directory.path());
+        mixing::some_are_killed(directory.path(), start).await;
+        // What the killed ones had is back within a lease, and the time that a busy machine takes.
+        let locks = db.locks().await;
+        take(&locks, "k").await.release().await.unwrap();
+        permits(&locks, "s", 3, 3).await.release().await.unwrap();
+    }
+}
+
+/// Processes of their own.
+mod children {
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
+
+    use dlock_core::Locks;
+    use dlock_sql::{Mysql, Postgres};
+
+    use crate::mixing;
+
+    const URL: &str = "DLOCK_TEST_URL";
+    const LOGS: &str = "DLOCK_TEST_LOGS";
+
+    pub(super) fn start(url: &str, logs: &Path) -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "shares::children::a_child_process_plays_its_role", "--test-threads=1"])
+            .env(URL, url)
+            .env(LOGS, logs)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_child_process_plays_its_role() {
+        let (Ok(url), Ok(logs)) = (std::env::var(URL), std::env::var(LOGS)) else { return };
+        let lease = Duration::from_secs(2);
+        let locks = if url.starts_with("mysql") {
+            Locks::builder(Mysql::connect(&url).await.unwrap()).with_lease(lease).build()
+        } else {
+            Locks::builder(Postgres::connect(&url).await.unwrap()).with_lease(lease).build()
+        };
+        mixing::mix(&locks.unwrap(), Path::new(&logs)).await;
     }
 }
 

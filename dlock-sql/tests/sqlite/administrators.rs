@@ -1,6 +1,6 @@
 //! What administrators see and do.
 
-use dlock_core::Locks;
+use dlock_core::{ErrorKind, Locks};
 
 use crate::support::Site;
 
@@ -18,4 +18,20 @@ async fn more_holders_than_one_answer_has_are_all_listed() {
     .await;
     assert_eq!(locks.holders().await.unwrap().len(), 2_101);
     guard.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_forced_release_takes_the_lock_away_with_a_higher_fence() {
+    let site = Site::new();
+    let (admin, locks) = (site.locks().await, site.locks().await);
+    let first = locks.lock("a").acquire().await.unwrap();
+    assert!(admin.force_release("a").await.unwrap());
+    assert!(!admin.force_release("a").await.unwrap(), "nobody has it any more");
+    assert!(!admin.force_release("never").await.unwrap());
+    assert_eq!(admin.force_release("").await.unwrap_err().kind(), ErrorKind::InvalidKey);
+    let second = admin.lock("a").acquire().await.unwrap();
+    assert!(second.fence().unwrap().get() > first.fence().unwrap().get() + 1);
+    first.lost().await;
+    assert_eq!(first.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
+    second.check().unwrap();
 }

@@ -31,6 +31,41 @@ fn at_most<F: Future>(polls: u32, future: F) -> AtMost<F> {
     AtMost(Box::pin(future), polls)
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_cancelled_acquires_leave_no_lock_when_the_background_has_ended() {
+    let site = Site::new();
+    let locks = dlock_core::Locks::new(site.backend().await);
+    let mut cancelled_after = [0; 8];
+    let tasks: Vec<_> = (0..20)
+        .map(|task| {
+            let locks = locks.clone();
+            tokio::spawn(async move {
+                let mut cancelled = [0; 8];
+                for n in 0..500 {
+                    // Half of them meet others at the same key.
+                    let key = if n % 2 == 0 { format!("k{task}_{n}") } else { format!("shared{}", n % 16) };
+                    let polls = n / 2 % 8;
+                    if at_most(polls, locks.lock(key).acquire()).await.is_none() {
+                        cancelled[polls as usize] += 1;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                cancelled
+            })
+        })
+        .collect();
+    for task in tasks {
+        for (sum, n) in cancelled_after.iter_mut().zip(task.await.unwrap()) {
+            *sum += n;
+        }
+    }
+    until("the end of the background", async || locks.stats().background == 0).await;
+    assert_eq!(site.held().await, 0);
+    // Otherwise no await point inside an attempt was met.
+    assert!(cancelled_after[..4].iter().all(|n| *n > 100), "{cancelled_after:?}");
+    assert_eq!(locks.stats().abandoned, 0);
+}
+
 #[tokio::test]
 async fn a_withdrawal_follows_the_attempt_that_was_dropped_before_it() {
     let site = Site::new();

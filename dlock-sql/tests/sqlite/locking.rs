@@ -2,14 +2,40 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::{Renewed, Withdrawal};
+use dlock_core::backend::{Renewed, Validity, Withdrawal};
 use dlock_core::{Backend, Claim, ErrorKind, Key, Wait};
 use dlock_sql::SqliteOptions;
 
-use crate::support::{Site, boot_time, claim, fence, granted};
+use crate::mixing::boot_time;
+use crate::support::{Site, busy, claim, fence, granted};
 
 const LEASE: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(100);
+
+#[tokio::test]
+async fn a_busy_lock_tells_who_has_it_and_for_how_long() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    let mut first = claim(&backend, "k", LEASE).await;
+    let grant = granted(first.attempt().await.unwrap());
+    assert_eq!(grant.validity, Validity::Lease(LEASE));
+    let mut second = claim(&backend, "k", LEASE).await;
+    // The first attempt writes, the next ones read: both tell the same.
+    for _ in 0..3 {
+        let answer = busy(second.attempt().await.unwrap());
+        assert!(answer.retry_after.unwrap() > LEASE - Duration::from_secs(10));
+        let holder = answer.holder.unwrap();
+        assert_eq!((holder.pid, holder.label.as_deref()), (Some(std::process::id()), Some("tests")));
+        assert_eq!(holder.fence, grant.fence);
+        assert!(second.is_clean());
+    }
+    let holder = backend.inspect(&Key::new("k").unwrap()).await.unwrap().unwrap();
+    assert!(holder.host.is_some() && holder.since.is_some() && holder.expires_in.unwrap() <= LEASE);
+    assert_eq!(backend.inspect(&Key::new("other").unwrap()).await.unwrap(), None);
+    assert_eq!(first.withdraw().await.unwrap(), Withdrawal::REMOVED);
+    assert_eq!(backend.inspect(&Key::new("k").unwrap()).await.unwrap(), None);
+    assert!(fence(granted(second.attempt().await.unwrap())) > fence(grant));
+}
 
 #[tokio::test]
 async fn an_attempt_that_finds_its_own_token_keeps_the_fence_and_extends_the_lease() {
@@ -47,6 +73,34 @@ async fn withdrawing_is_idempotent_and_touches_only_its_own() {
     assert_eq!(second.withdraw().await.unwrap(), Withdrawal::REMOVED);
     assert_eq!(second.withdraw().await.unwrap(), Withdrawal::ABSENT);
     assert_eq!(site.held().await, 0);
+}
+
+#[tokio::test]
+async fn a_lease_that_ran_out_is_neither_renewed_nor_counted_as_released() {
+    let site = Site::new();
+    let backend = site.backend().await;
+    let mut mine = claim(&backend, "k", SHORT).await;
+    let _ = granted(mine.attempt().await.unwrap());
+    tokio::time::sleep(SHORT * 2).await;
+    assert_eq!(mine.renew().await.unwrap(), Renewed::Gone);
+    assert_eq!(backend.inspect(&Key::new("k").unwrap()).await.unwrap(), None);
+    assert_eq!(mine.withdraw().await.unwrap(), Withdrawal::ABSENT);
+}
+
+#[tokio::test]
+async fn a_row_that_somebody_deletes_is_reported_and_never_made_again_by_a_renewal() {
+    let site = Site::new();
+    let locks = site.locks().await;
+    let guard = locks.lock("k").acquire().await.unwrap();
+    site.execute("DELETE FROM dlock").await;
+    guard.lost().await;
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(site.held().await, 0);
+    let next = locks.lock("k").acquire().await.unwrap();
+    assert!(next.fence() > guard.fence());
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::NotHeld);
+    next.check().unwrap();
+    next.release().await.unwrap();
 }
 
 #[tokio::test]

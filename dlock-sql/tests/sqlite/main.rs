@@ -12,6 +12,8 @@ mod fences;
 mod handed_off;
 mod handoff;
 mod locking;
+#[path = "../by_hand/mixing.rs"]
+mod mixing;
 mod opening;
 mod processes;
 mod renewing;

@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_sql::SqliteOptions;
 use sqlx::Connection;
 
-use crate::support::{Other, Site, boot_time, raw};
+use crate::mixing::{self, boot_time};
+use crate::support::{Other, Site, raw};
 
 /// Plays the role that the environment asks for, and does nothing when none is.
 #[test]
@@ -50,6 +51,32 @@ async fn play(role: &str, path: &Path) -> ExitCode {
             eprintln!("held at last at {last_held}");
             eprintln!("released {:?}", guard.release().await.unwrap_err().kind());
         }
+        "count" => {
+            let counter = path.with_file_name("counter");
+            let (until, mut mine) = (Instant::now() + Duration::from_secs(3), 0);
+            while Instant::now() < until {
+                let guard = locks.lock("k").with_wait(Wait::Forever).acquire().await.unwrap();
+                let count: u64 = std::fs::read_to_string(&counter).unwrap().parse().unwrap();
+                guard.check().unwrap();
+                std::fs::write(&counter, (count + 1).to_string()).unwrap();
+                mine += 1;
+                guard.release().await.unwrap();
+            }
+            eprintln!("counted {mine}");
+        }
+        "mix" => mixing::mix(&locks, path.parent().unwrap()).await,
+        "own" => {
+            let (until, mut mine) = (Instant::now() + Duration::from_secs(2), 0);
+            while Instant::now() < until {
+                let lock =
+                    locks.lock(format!("{argument}_{}", mine % 10)).with_lease(Duration::from_secs(30));
+                let guard = lock.acquire().await.unwrap();
+                guard.release().await.unwrap();
+                mine += 1;
+            }
+            assert_eq!(locks.stats().rechecks, 0);
+            eprintln!("counted {mine}");
+        }
         "churn" => {
             eprintln!("churning");
             for n in 0_u64.. {
@@ -84,6 +111,64 @@ async fn play(role: &str, path: &Path) -> ExitCode {
         _ => panic!("the role {role:?} is not known"),
     }
     ExitCode::SUCCESS
+}
+
+#[tokio::test]
+async fn a_killed_holder_is_followed_when_its_lease_has_ended() {
+    let site = Site::new();
+    let mut other = Other::start("pause", &site.path);
+    let fence: u64 = other.says("held").parse().unwrap();
+    let locks = site.locks().await;
+    let error = locks.lock("k").with_wait(Wait::No).acquire().await.unwrap_err();
+    assert_eq!(error.holder().unwrap().pid, Some(other.id()));
+    other.kill();
+    let guard = locks.lock("k").with_wait(Duration::from_secs(5)).acquire().await.unwrap();
+    assert!(guard.fence().unwrap().get() > fence);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stopped_holder_learns_at_its_first_check_that_its_lock_is_lost() {
+    let site = Site::new();
+    let mut other = Other::start("pause", &site.path);
+    other.says("held");
+    let locks = site.locks().await;
+    other.signal("-STOP");
+    let guard = locks.lock("k").with_wait(Duration::from_secs(5)).acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    other.signal("-CONT");
+    assert_eq!(other.says("checked"), "Lost");
+    assert_eq!(other.says("released"), "NotHeld");
+    assert!(other.wait().success());
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn eight_processes_on_one_key_count_without_losing_one() {
+    let site = Site::new();
+    let counter = site.path.with_file_name("counter");
+    std::fs::write(&counter, "0").unwrap();
+    let others: Vec<_> = (0..8).map(|_| Other::start("count", &site.path)).collect();
+    let mut sum = 0;
+    for mut other in others {
+        sum += other.says("counted").parse::<u64>().unwrap();
+        assert!(other.wait().success());
+    }
+    assert!(sum > 8, "nobody got anywhere");
+    assert_eq!(std::fs::read_to_string(&counter).unwrap().parse::<u64>().unwrap(), sum);
+    assert_eq!(site.held().await, 0);
+}
+
+#[tokio::test]
+async fn eight_processes_on_keys_of_their_own_meet_no_error() {
+    let site = Site::new();
+    let others: Vec<_> = (0..8).map(|n| Other::start(&format!("own {n}"), &site.path)).collect();
+    for mut other in others {
+        assert!(other.says("counted").parse::<u64>().unwrap() > 0);
+        assert!(other.wait().success());
+    }
+    assert_eq!(site.held().await, 0);
 }
 
 #[tokio::test]

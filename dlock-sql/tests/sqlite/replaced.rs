@@ -6,7 +6,8 @@ use std::time::Duration;
 use dlock_core::{ErrorKind, Locks, Wait};
 use dlock_sql::{Sqlite, SqliteOptions};
 
-use crate::support::{Other, Site, boot_time, until};
+use crate::mixing::boot_time;
+use crate::support::{Other, Site, until};
 
 fn delete(site: &Site, names: &[&str]) {
     for name in names {

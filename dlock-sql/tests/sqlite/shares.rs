@@ -6,7 +6,8 @@ use dlock_core::backend::{Administration, Mode};
 use dlock_core::{Backend, Claim, ErrorKind, Key, Locks};
 
 use crate::by_hand::request;
-use crate::support::{Site, granted};
+use crate::mixing;
+use crate::support::{Other, Site, granted};
 
 async fn locks(site: &Site) -> Locks {
     Locks::new(site.backend().await)
@@ -122,6 +123,14 @@ async fn a_reader_that_is_cancelled_anywhere_leaves_connections_on_which_others_
         theirs.lock("other").acquire().await.unwrap().release().await.unwrap();
     }
     theirs.lock("k").with_wait(Duration::from_secs(20)).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn processes_of_which_some_are_killed_share_a_lock_and_a_semaphore_and_none_is_where_it_must_not_be() {
+    let site = Site::new();
+    drop(site.backend().await);
+    let start = || Other::start_mute("mix", &site.path);
+    mixing::some_are_killed(site.directory.path(), start).await;
 }
 
 #[tokio::test]

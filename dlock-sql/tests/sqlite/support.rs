@@ -68,12 +68,6 @@ pub(crate) async fn claim(backend: &Sqlite, key: &str, lease: Duration) -> Sqlit
     backend.claim(request(key, lease).await)
 }
 
-/// Nanoseconds since the machine started: a time that compares between processes.
-pub(crate) fn boot_time() -> i64 {
-    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).unwrap();
-    time.tv_sec() * 1_000_000_000 + time.tv_nsec()
-}
-
 pub(crate) fn fence(grant: Grant) -> Fence {
     grant.fence.unwrap()
 }
@@ -94,6 +88,11 @@ impl Other {
         let mut child = Self::play(&mut command, role, path).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap());
         Self { child, lines }
+    }
+
+    /// One that says nothing.
+    pub(crate) fn start_mute(role: &str, path: &Path) -> Child {
+        Self::play(&mut Command::new(std::env::current_exe().unwrap()), role, path).spawn().unwrap()
     }
 
     fn play<'a>(command: &'a mut Command, role: &str, path: &Path) -> &'a mut Command {
@@ -123,6 +122,10 @@ impl Other {
     pub(crate) fn signal(&self, signal: &str) {
         let done = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
         assert!(done.success());
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn kill(mut self) {

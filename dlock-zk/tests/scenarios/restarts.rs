@@ -1,11 +1,14 @@
 //! Servers that die and come back.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use dlock_core::ErrorKind;
 use dlock_rig::proxy::Arrivals;
 use dlock_rig::servers::zookeeper::ZooKeeperServer;
+use tokio::task::JoinSet;
 
 use crate::support::{
     LONG, Proxied, SHORT, error_of, fence, locks, locks_at, places, soon, until, until_in_line, wait_for,
@@ -55,6 +58,44 @@ async fn a_server_that_is_away_for_longer_than_a_session_ends_the_belief_althoug
     assert!(fence(&next) > before);
     next.release().await.unwrap();
     soon("the lock", ours.lock("room").acquire()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn restarts_in_the_middle_of_everything_leave_nothing() {
+    let mut server = ZooKeeperServer::start().unwrap();
+    let locks = locks(&server, Duration::from_secs(10)).await;
+    let (over, sections) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let mut tasks = JoinSet::new();
+    for number in 0..16 {
+        let (locks, over, sections) = (locks.clone(), Arc::clone(&over), Arc::clone(&sections));
+        tasks.spawn(async move {
+            while !over.load(Ordering::SeqCst) {
+                match locks.lock(format!("room_{}", number % 4)).acquire().await {
+                    Ok(guard) => {
+                        sections.fetch_add(1, Ordering::SeqCst);
+                        drop(guard.release().await);
+                    }
+                    Err(error) => assert!(error.is_retryable() || error.kind() == ErrorKind::Lost, "{error}"),
+                }
+            }
+        });
+    }
+    for _ in 0..4 {
+        let before = sections.load(Ordering::SeqCst);
+        until("progress", || sections.load(Ordering::SeqCst) > before + 50).await;
+        server.kill();
+        // The clients go on meanwhile.
+        server =
+            tokio::task::spawn_blocking(move || server.restart().map(|()| server)).await.unwrap().unwrap();
+    }
+    over.store(true, Ordering::SeqCst);
+    soon("the last rounds", tasks.join_all()).await;
+    until("the clean-up", || locks.stats().background == 0 && locks.stats().held == 0).await;
+    for number in 0..4 {
+        let key = format!("room_{number}");
+        until("the places to be left", || places(server.admin(), &key).is_empty()).await;
+        soon("the lock", locks.lock(&key).acquire()).await.unwrap().release().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Many readers, or one writer: sessions that end, crowds, other clients and other recipes.
 
-use dlock_core::{ErrorKind, Guard, Locks};
-use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperServer};
+use dlock_core::{ErrorKind, Guard, Locks, Wait};
+use dlock_rig::servers::zookeeper::{NodeKind, ZooKeeperEnsemble, ZooKeeperServer};
 use dlock_zk::Recipe;
 use tokio::task::JoinSet;
 
@@ -127,4 +127,24 @@ async fn nodes_of_the_other_recipe_are_granted_nothing_beside() {
         server.admin().delete(&node);
         until("the clean-up", || places(server.admin(), "room").is_empty()).await;
     }
+}
+
+#[tokio::test]
+async fn readers_and_writers_go_on_when_members_of_the_ensemble_die() {
+    let mut ensemble = ZooKeeperEnsemble::start().unwrap();
+    let zookeeper = builder(&ensemble.url(), LONG).connect().await.unwrap();
+    let locks = over(zookeeper);
+    let guards = readers(&locks, 20).await;
+    let lock = locks.lock("room").with_wait(Wait::Forever);
+    let writer = tokio::spawn(async move { lock.acquire().await });
+    let leader = ensemble.wait_for_leader().unwrap();
+    ensemble.server_mut(leader).kill();
+    for guard in guards {
+        let fenced = guard.fence();
+        // Confirmed, or made up for in the background.
+        drop(guard.release().await);
+        assert!(fenced.is_some());
+    }
+    soon("the writer", writer).await.unwrap().unwrap().release().await.unwrap();
+    readers(&locks, 20).await;
 }

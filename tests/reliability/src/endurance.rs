@@ -10,7 +10,7 @@ use crate::faults::Fight;
 use crate::figure::Report;
 use crate::resident::Resident;
 use crate::store::{Kind, Store};
-use crate::{Failed, Volume, cancelled, killed};
+use crate::{Failed, Volume, blocked, cancelled, dropped, killed};
 
 /// Faults in each arena and turn: a few minutes.
 const ROUNDS: usize = 60;
@@ -104,6 +104,10 @@ fn take_turn(
     let small = Volume { quick: true, seed };
     let left = runtime.block_on(async {
         let resident = Resident::start(&store, seed).await?;
+        if kind == Kind::Memory || kind.is_session() {
+            dropped::measure(&store, small, report).await?;
+            blocked::measure(&store, small, report).await?;
+        }
         if kind.is_session() {
             killed::measure(&store, small, report).await?;
         } else if kind != Kind::Memory {

@@ -7,10 +7,15 @@
 //!
 //! The exit code is 1 when a promise was broken.
 
+mod blocked;
 mod cancelled;
 mod clock;
 mod cluster;
+mod deleted;
+mod disconnected;
+mod dropped;
 mod endurance;
+mod failover;
 mod faults;
 mod figure;
 mod firings;
@@ -21,6 +26,7 @@ mod leader;
 mod modes;
 mod resident;
 mod store;
+mod thawed;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -68,6 +74,10 @@ struct Arguments {
 enum Measurement {
     /// Acquires that are cancelled at every await point.
     Cancelled,
+    /// Guards that are dropped: at once, by panics, without a runtime.
+    Dropped,
+    /// Runtimes that are blocked for three leases.
+    Blocked,
     /// Processes that are frozen for longer than their lease.
     Frozen,
     /// Processes that are killed while they hold a lock.
@@ -82,6 +92,14 @@ enum Measurement {
     Faults,
     /// Readers, permits and fair locks under random faults, and holders of permits that are killed.
     Modes,
+    /// Acquires that give up on a frozen server, which then thaws.
+    Thawed,
+    /// Locks that an administrator deletes.
+    Deleted,
+    /// Replicas that take over without knowing everything.
+    Failover,
+    /// Connections that end while a session goes on, and sessions that run out.
+    Disconnected,
     /// A node of a quorum that hangs, see `--hang` and `--rate`.
     Hung,
 }
@@ -153,6 +171,12 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             // What is cancelled runs on one thread, so that each await point is the same in every run.
             cancelled::measure(&store, volume, &mut report)?;
         }
+        if wanted(Measurement::Dropped) {
+            runtime.block_on(dropped::measure(&store, volume, &mut report))?;
+        }
+        if wanted(Measurement::Blocked) {
+            runtime.block_on(blocked::measure(&store, volume, &mut report))?;
+        }
         if kind != Kind::Memory {
             if !kind.is_session() && wanted(Measurement::Frozen) {
                 runtime.block_on(frozen::measure(&store, volume, &mut report))?;
@@ -177,6 +201,20 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             if !kind.is_session() && wanted(Measurement::Modes) {
                 runtime.block_on(modes::measure(&store, volume, &mut report))?;
             }
+        }
+        if !kind.is_session() && !matches!(kind, Kind::Memory | Kind::Sqlite) {
+            if wanted(Measurement::Thawed) {
+                runtime.block_on(thawed::measure(&store, volume, &mut report))?;
+            }
+            if wanted(Measurement::Deleted) {
+                runtime.block_on(deleted::measure(&store, volume, &mut report))?;
+            }
+        }
+        if kind == Kind::Redis && wanted(Measurement::Failover) {
+            runtime.block_on(failover::measure(volume, &mut report))?;
+        }
+        if kind == Kind::Zk && wanted(Measurement::Disconnected) {
+            runtime.block_on(disconnected::measure(&store, volume, &mut report))?;
         }
     }
     // It measures speed, and is made only when it is asked for.

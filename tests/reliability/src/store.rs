@@ -14,7 +14,7 @@ use dlock_rig::servers::etcd::EtcdServer;
 use dlock_rig::servers::mysql::MysqlServer;
 use dlock_rig::servers::postgres::PostgresServer;
 use dlock_rig::servers::redis::RedisServer;
-use dlock_rig::servers::zookeeper::ZooKeeperServer;
+use dlock_rig::servers::zookeeper::{Administrator, ZooKeeperServer};
 use dlock_rig::worker::Worker;
 
 use crate::Failed;
@@ -130,6 +130,35 @@ impl Server {
     }
 }
 
+/// Somebody who takes locks away, by way of a connection that is there already.
+pub(crate) enum Admin {
+    Redis(Box<redis::Connection>),
+    ZooKeeper(Administrator),
+    Etcd(Locks),
+    Postgres(dlock::sql::Postgres),
+    Mysql(dlock::sql::Mysql),
+}
+
+impl Admin {
+    /// Takes a lock away from its holder.
+    pub(crate) async fn delete(&mut self, key: &str) -> Result<(), Failed> {
+        let there = match self {
+            Self::Redis(connection) => {
+                redis::cmd("DEL").arg(format!("dlock:{key}")).query::<u32>(connection)? == 1
+            }
+            Self::ZooKeeper(admin) => {
+                let places = admin.children(&format!("/dlock/{key}"));
+                places.iter().for_each(|place| admin.delete(&format!("/dlock/{key}/{place}")));
+                !places.is_empty()
+            }
+            Self::Etcd(locks) => locks.force_release(key).await?,
+            Self::Postgres(postgres) => Locks::new(postgres.clone()).force_release(key).await?,
+            Self::Mysql(mysql) => Locks::new(mysql.clone()).force_release(key).await?,
+        };
+        there.then_some(()).ok_or_else(|| "there was nothing to delete".into())
+    }
+}
+
 /// A store of locks that is empty at first.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -190,6 +219,22 @@ impl Store {
             Some(Server::Redis(server)) => Ok(redis::cmd("FLUSHALL").exec(&mut server.admin())?),
             _ => Err("only Redis loses its data here".into()),
         }
+    }
+
+    /// Who can take locks away, where there is a server.
+    pub(crate) async fn admin(&self) -> Result<Admin, Failed> {
+        let url = self.url(Duration::from_secs(1));
+        match self.server().as_deref() {
+            Some(Server::Redis(server)) => return Ok(Admin::Redis(Box::new(server.admin()))),
+            Some(Server::ZooKeeper(server)) => return Ok(Admin::ZooKeeper(server.admin())),
+            Some(Server::Etcd(_) | Server::EtcdCluster(_) | Server::Postgres(_) | Server::Mysql(_)) => {}
+            None => return Err("there is no server".into()),
+        }
+        Ok(match self.kind {
+            Kind::Etcd | Kind::EtcdCluster => Admin::Etcd(dlock::from_url(&url).await?.build()?),
+            Kind::Mysql => Admin::Mysql(dlock::sql::Mysql::connect(&url).await?),
+            _ => Admin::Postgres(dlock::sql::Postgres::connect(&url).await?),
+        })
     }
 
     /// A way to the server that can be made to fail, where there is a server, and the URL that leads over it.

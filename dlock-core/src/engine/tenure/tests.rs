@@ -105,19 +105,20 @@ async fn that_short_time_is_counted_from_each_grant_and_the_limits_from_the_begi
     let (tenures, key) = (Tenures::new(limits, PAUSE), Key::new("k").unwrap());
     let tenure = tenures.granted(&key, at(1));
     assert!(tenures.released(&key, tenure, OthersWaiting { count: 1, reader: true }, || at(2)).is_none());
-    // Writers wait elsewhere, and no reader, so that the tenure goes on.
-    for granted in [2, 12, 22] {
+    // Readers have their turn, and then writers wait elsewhere and no reader, so that the tenure goes on.
+    for (granted, passed_on) in [(3, 10), (13, 5), (18, 5)] {
         let tenure = tenures.granted(&key, at(granted));
         for tenure in [tenure, tenure.next()] {
-            assert!(!tenure.ends_passing_on(&limits, at(granted + 9), || false));
-            assert!(tenure.ends_passing_on(&limits, at(granted + 10), || false));
+            assert!(!tenure.ends_passing_on(&limits, at(granted + passed_on - 1), || false));
+            assert!(tenure.ends_passing_on(&limits, at(granted + passed_on), || false));
         }
-        assert!(tenures.released(&key, tenure.next(), others(1), || at(granted + 10)).is_none());
+        assert!(tenures.released(&key, tenure, others(1), || at(granted + passed_on)).is_none());
     }
-    let tenure = tenures.granted(&key, at(45));
-    assert!(!tenure.ends_passing_on(&limits, at(50), || false));
-    assert!(tenure.ends_passing_on(&limits, at(51), || false), "the whole tenure is over");
-    assert!(tenures.released(&key, tenure, others(1), || at(51)).is_some());
+    // Since the beginning, without the millisecond of the readers.
+    let tenure = tenures.granted(&key, at(49));
+    assert!(!tenure.ends_passing_on(&limits, at(51), || false));
+    assert!(tenure.ends_passing_on(&limits, at(52), || false), "the whole tenure is over");
+    assert!(tenures.released(&key, tenure, others(1), || at(52)).is_some());
 }
 
 #[tokio::test(start_paused = true)]

@@ -97,7 +97,7 @@ async fn a_runtime_that_is_gone_does_not_lose_the_lock(stage: Stage) {
             (ours, guard)
         })
     });
-    let (ours, guard) = thread.join().expect("it was acquired");
+    let (ours, guard) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     until("renewals for three leases", || ours.locks.stats().renewals >= 9).await;
     guard.check().expect("it was renewed");
     theirs.sees_held(&key).await;
