@@ -54,6 +54,7 @@ impl Harness for ByExclusiveBatches {
             conformance::PERMITS,
             conformance::FAIRNESS,
             conformance::CARRYING_SHARES,
+            conformance::SESSIONS_BESIDE_SHARES,
         ]
     }
 }
@@ -154,6 +155,7 @@ impl Harness for OverQuorum {
             conformance::FAIRNESS,
             conformance::LEAVING,
             conformance::CARRYING,
+            conformance::SESSIONS,
             conformance::CARRYING_SHARES,
         ]
     }

@@ -51,6 +51,9 @@ pub(crate) struct Person<'a> {
     /// The id of the candidate, if the holder leads an election.
     #[serde(skip_serializing_if = "Option::is_none")]
     candidate: Option<&'a str>,
+    /// The id of the session that keeps the lock, if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<&'a str>,
 }
 
 impl<'a> Person<'a> {
@@ -69,6 +72,7 @@ impl<'a> Person<'a> {
             expires_in_ms: holder.expires_in.map(millis),
             trace: holder.trace.as_deref(),
             candidate: holder.candidate.as_deref(),
+            session: holder.session.as_deref(),
         }
     }
 }
@@ -102,7 +106,7 @@ pub(crate) fn table(lines: &[Line]) -> String {
             mode(holder),
             printable(holder.label.as_deref().unwrap_or("-")),
             held_for(holder).map_or_else(dash, short),
-            holder.expires_in.map_or_else(dash, short),
+            lease_left(holder),
             holder.fence.map_or_else(dash, |fence| fence.to_string()),
         ];
         if waiters {
@@ -117,6 +121,15 @@ pub(crate) fn table(lines: &[Line]) -> String {
         column.set_padding((0, 2));
     }
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+/// Returns for how long others wait if the holder gives no sign of life.
+fn lease_left(holder: &Holder) -> String {
+    match (&holder.session, holder.left_behind) {
+        // Its lease bounds only what is left of a process that is gone.
+        (Some(_), false) => "session".to_owned(),
+        _ => holder.expires_in.map_or_else(dash, short),
+    }
 }
 
 /// Returns where the holder runs: `pid@host`.
@@ -280,6 +293,10 @@ mod tests {
         (holder.expires_in, holder.left_behind) = (Some(Duration::from_secs(3_600)), true);
         let shown = mode(&holder);
         assert!(shown.starts_with("kept until 2"), "{shown}");
+        let kept = Holder::parse("session=4500-00 host=web-1 pid=7");
+        let line = Line { key: Key::new("k").unwrap(), holder: kept, waiting: None };
+        assert!(table(std::slice::from_ref(&line)).contains(" session "));
+        assert_eq!(serde_json::to_value(line.to_json()).unwrap()["session"], "4500-00");
         // A store may hold anything.
         holder.expires_in = Some(Duration::MAX);
         assert_eq!(mode(&holder), "kept");

@@ -52,6 +52,9 @@ pub struct Holder {
     /// The id of the process among the candidates of an [election](crate::Election), if it leads. It is drawn at
     /// random, so that two processes of one host name and one process id, as in containers, are two candidates.
     pub candidate: Option<String>,
+    /// The id of the [session](crate::LocksBuilder::with_session) that keeps the lock, if one does: its lease bounds
+    /// only what is left of a process that is gone.
+    pub session: Option<String>,
     /// The holder as each node of a quorum knows it.
     pub(crate) of_nodes: OfNodes,
 }
@@ -153,6 +156,7 @@ impl Holder {
                 "label" => holder.label = Some(unescape(value)),
                 "trace" => holder.trace = Some(unescape(value)),
                 "leads" => holder.candidate = Some(unescape(value)),
+                "session" => holder.session = Some(unescape(value)),
                 "left" => holder.left_behind = value == "1",
                 "since" => {
                     holder.since = value
@@ -169,8 +173,9 @@ impl Holder {
 
     /// Cuts values of a store that are longer, or later, than anything that dlock writes.
     pub(crate) fn bound(&mut self) {
-        for name in
-            [&mut self.host, &mut self.label, &mut self.trace, &mut self.candidate].into_iter().flatten()
+        for name in [&mut self.host, &mut self.label, &mut self.trace, &mut self.candidate, &mut self.session]
+            .into_iter()
+            .flatten()
         {
             if name.len() > LONGEST_NAME {
                 name.truncate(start_of(name, LONGEST_NAME).len());
@@ -215,6 +220,9 @@ impl fmt::Display for Holder {
             f.write_str(", released, and kept taken")?;
             return self.expires_in.map_or(Ok(()), |left| write!(f, " for {left:.1?}"));
         }
+        if self.session.is_some() {
+            return f.write_str(", kept by its session");
+        }
         if let Some(left) = self.expires_in {
             write!(f, ", lease ends in {left:.1?} unless renewed")?;
         }
@@ -250,6 +258,8 @@ pub struct Identity {
     label: Option<String>,
     /// The id of this process among the candidates of an election.
     candidate: Option<String>,
+    /// The id of the session that keeps the lock.
+    session: Option<Arc<str>>,
     /// Host, process and label, escaped once for all acquires.
     line: Arc<str>,
 }
@@ -264,7 +274,7 @@ impl Identity {
         if let Some(label) = &label {
             line = format!("{line} label={}", Escaped(label));
         }
-        Self { host, pid, label, candidate: None, line: line.into() }
+        Self { host, pid, label, candidate: None, session: None, line: line.into() }
     }
 
     /// Returns the identity of this process as a leader.
@@ -275,6 +285,21 @@ impl Identity {
             host: self.host.clone(),
             label: self.label.clone(),
             candidate: Some(candidate),
+            session: self.session.clone(),
+            line,
+            ..*self
+        })
+    }
+
+    /// Returns the identity of this process as the holder of a lock that its session keeps. The session comes first: a
+    /// line that is cut has it still.
+    pub(crate) fn of_session(&self, id: &Arc<str>) -> Arc<Self> {
+        let line = format!("session={id} {}", self.line).into();
+        Arc::new(Self {
+            host: self.host.clone(),
+            label: self.label.clone(),
+            candidate: self.candidate.clone(),
+            session: Some(Arc::clone(id)),
             line,
             ..*self
         })
@@ -315,6 +340,7 @@ impl Identity {
             label: self.label.clone(),
             since: Some(since),
             candidate: self.candidate.clone(),
+            session: self.session.as_deref().map(str::to_owned),
             ..Holder::default()
         }
     }

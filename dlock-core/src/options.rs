@@ -63,6 +63,7 @@ pub enum OnLost {
 /// | `reentrant`: whether a nested acquire of a key that the caller holds succeeds | yes | |
 /// | `handoff`: whether the lock goes from section to section inside this process without a request | yes | |
 /// | `fair`: whether waiters of all processes are served in the order in which they came | as the backend does | |
+/// | `session`: whether the session of the `Locks` keeps the lock, where they have one | yes | |
 /// | `on_lost`: what happens to a body when its lock is lost | abort | |
 ///
 /// The lease is renewed at a third of its length, so that two renewals may fail before it runs out.
@@ -81,6 +82,8 @@ pub(crate) struct Options {
     pub(crate) reentrant: bool,
     pub(crate) handoff: bool,
     pub(crate) fair: bool,
+    /// Is `true` if the session of the `Locks` keeps it, where they have one.
+    pub(crate) session: bool,
     pub(crate) on_lost: OnLost,
     /// Set by the handle, and no option of a `Locks`.
     pub(crate) mode: Mode,
@@ -137,6 +140,7 @@ impl Default for Options {
             reentrant: true,
             handoff: true,
             fair: false,
+            session: true,
             on_lost: OnLost::Abort,
             mode: Mode::Exclusive,
             resizable: false,
@@ -150,6 +154,14 @@ impl Options {
     /// Returns the time that one request may take.
     pub(crate) fn request_timeout(&self) -> Duration {
         self.request_timeout.unwrap_or_else(|| (self.lease / 6).min(MAX_REQUEST_TIMEOUT))
+    }
+
+    /// Is `true` if a session may keep the lock. A share of a key cannot be freed without the others, a place in a
+    /// queue has a life of its own, and a key that is to stay taken outlives its process, as that of a job does.
+    pub(crate) fn may_be_kept_by_session(&self) -> bool {
+        let alone = self.mode.is_exclusive() && !self.fair;
+        let ends = self.hold_at_least.is_none() && self.role != Some(Role::Job);
+        self.session && alone && ends && self.takes_over.is_none()
     }
 
     /// Is `true` if a busy lock is waited for.
@@ -287,6 +299,17 @@ macro_rules! option_setters {
             self
         }
 
+        /// Sets whether the session keeps the lock beside its lease, where the `Locks` were built
+        /// [with one](crate::LocksBuilder::with_session). Default yes.
+        ///
+        /// Without it others wait for the [lease](Self::with_lease) after a crash, as they do for readers, permits,
+        /// fair locks and locks that are kept taken in any case. Such a lock can be
+        /// [downgraded](crate::Guard::downgrade).
+        pub const fn with_session_kept(mut self, on: bool) -> Self {
+            self.options.session = $value(on);
+            self
+        }
+
         /// Sets what happens to a body when its lock is lost. Default [`OnLost::Abort`](crate::OnLost::Abort).
         pub const fn with_on_lost(mut self, on_lost: $crate::options::OnLost) -> Self {
             self.options.on_lost = $value(on_lost);
@@ -323,6 +346,7 @@ overridden! {
     reentrant: bool,
     handoff: bool,
     fair: bool,
+    session: bool,
     on_lost: OnLost,
     mode: Mode
 }

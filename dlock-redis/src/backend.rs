@@ -262,7 +262,11 @@ impl Backend for Redis {
         let capabilities =
             if format.has_line() { capabilities.with_fairness_on_request() } else { capabilities };
         match format.leaves() {
-            true => capabilities.with_leaving().with_handing_over().with_handing_over_of_shares(),
+            true => capabilities
+                .with_leaving()
+                .with_handing_over()
+                .with_handing_over_of_shares()
+                .with_session_records(),
             false => capabilities,
         }
     }

@@ -199,7 +199,7 @@ impl RedisClaim {
     /// Returns the longest wait for a connection. It is shorter than the engine waits for an answer: a server that
     /// cannot be reached then fails as unavailable, and is not taken for a server that may have received the request.
     fn patience(&self) -> Duration {
-        (self.request.lease / 8).min(self.client.connect_timeout * 2)
+        (self.request.usual_lease / 8).min(self.client.connect_timeout * 2)
     }
 
     /// Returns the failure of a grant or renewal that fewer replicas acknowledged than `min_replicas` asks for.
@@ -427,7 +427,7 @@ impl Claim for RedisClaim {
             // next in the queue.
             let request = self.request_by(is_share, Step::Withdraw { passes_on: false });
             let request = Request { clock: None, ..request };
-            let limit = (self.request.lease, self.patience());
+            let limit = (self.request.usual_lease, self.patience());
             let withdrawal =
                 Box::pin(in_flight::withdraw(&mut self.in_flight, &self.client.servers, &request, limit))
                     .await?;

@@ -63,6 +63,7 @@ impl Harness for ByBatches {
             conformance::PERMITS,
             conformance::FAIRNESS,
             conformance::CARRYING_SHARES,
+            conformance::SESSIONS_BESIDE_SHARES,
         ]
     }
 }
@@ -89,6 +90,7 @@ impl Harness for WithRedisson {
                 conformance::DOWNGRADING,
                 conformance::LEAVING,
                 conformance::CARRYING,
+                conformance::SESSIONS,
                 conformance::CARRYING_SHARES,
                 IN_LINE_BESIDE_READERS,
             ],
@@ -97,6 +99,7 @@ impl Harness for WithRedisson {
                 conformance::FAIRNESS,
                 conformance::LEAVING,
                 conformance::CARRYING,
+                conformance::SESSIONS,
                 conformance::CARRYING_SHARES,
             ],
         }
@@ -184,6 +187,7 @@ impl Harness for OnMajority {
             conformance::FAIRNESS,
             conformance::LEAVING,
             conformance::CARRYING,
+            conformance::SESSIONS,
             conformance::CARRYING_SHARES,
         ]
     }

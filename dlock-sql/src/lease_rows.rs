@@ -145,6 +145,7 @@ impl<S: LeaseTable> Backend for LeaseRows<S> {
             .with_sharing()
             .with_downgrading()
             .with_permits()
+            .with_session_records()
             .with_polling(shortest, longest);
         let is_told = self.0.connections.server().releases().is_some();
         if is_told { basic.with_notifications(SAFETY_NET).with_announcements() } else { basic }

@@ -123,6 +123,7 @@ impl Way for PostgresSession {
         conformance::FAIRNESS,
         conformance::LEAVING,
         conformance::CARRYING,
+        conformance::SESSIONS,
         conformance::CARRYING_SHARES,
     ];
 
@@ -142,6 +143,7 @@ impl Way for MysqlSession {
         conformance::FAIRNESS,
         conformance::LEAVING,
         conformance::CARRYING,
+        conformance::SESSIONS,
         conformance::CARRYING_SHARES,
     ];
 
@@ -161,6 +163,7 @@ impl Way for PostgresRow {
         conformance::FAIRNESS,
         conformance::LEAVING,
         conformance::CARRYING,
+        conformance::SESSIONS,
         conformance::CARRYING_SHARES,
     ];
     const AT_ONCE: usize = 110;
@@ -182,6 +185,7 @@ impl Way for MysqlRow {
         conformance::FAIRNESS,
         conformance::LEAVING,
         conformance::CARRYING,
+        conformance::SESSIONS,
         conformance::CARRYING_SHARES,
     ];
     const AT_ONCE: usize = 110;

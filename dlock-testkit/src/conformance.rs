@@ -56,6 +56,7 @@ pub use cases::fairness::FAIRNESS;
 pub use cases::leaving::LEAVING;
 pub use cases::permits::PERMITS;
 pub use cases::preferring::STORED_SHARES;
+pub use cases::sessions::{SESSIONS, SESSIONS_BESIDE_SHARES};
 pub use cases::sharing::SHARING;
 pub use stage::{Process, Stage};
 
@@ -240,6 +241,8 @@ pub enum Need {
     Leaving,
     /// [`Capabilities::hands_over`].
     Carrying,
+    /// [`Capabilities::session_records`].
+    SessionRecords,
     /// [`Capabilities::hands_over_shares`], of readers, of writers that became readers, and of permits.
     CarryingShares,
 }
@@ -264,6 +267,7 @@ impl Need {
             Self::Fair => (c.fair || c.fair_on_request, "the backend keeps no waiters in their order"),
             Self::Leaving => (c.leaves, "the backend cannot leave a key taken after its release"),
             Self::Carrying => (c.hands_over, "the backend cannot hand a lock over"),
+            Self::SessionRecords => (c.session_records, "the backend keeps no records of sessions"),
             Self::CarryingShares => (
                 c.hands_over_shares && c.shared && c.downgrades && c.permits,
                 "the backend hands over only what is held alone",

@@ -33,10 +33,16 @@ impl Harness for OnServers {
 
     fn left_out(&self) -> &'static [&'static [&'static str]] {
         match self.recipe {
-            Recipe::Mutex => &[conformance::LEASES, conformance::CARRYING, conformance::CARRYING_SHARES],
+            Recipe::Mutex => &[
+                conformance::LEASES,
+                conformance::CARRYING,
+                conformance::CARRYING_SHARES,
+                conformance::SESSIONS,
+            ],
             _ => &[
                 conformance::LEASES,
                 conformance::CARRYING,
+                conformance::SESSIONS,
                 conformance::CARRYING_SHARES,
                 conformance::PERMITS,
             ],
@@ -81,6 +87,7 @@ impl Harness for OnMajority {
             conformance::FAIRNESS,
             conformance::LEAVING,
             conformance::CARRYING,
+            conformance::SESSIONS,
             conformance::CARRYING_SHARES,
         ]
     }

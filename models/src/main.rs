@@ -5,17 +5,17 @@ use std::process::ExitCode;
 use std::{env, fmt};
 
 use dlock_models::explore::{Until, explore};
-use dlock_models::{baton, handoff, lease, queue, quorum, shares, zookeeper};
+use dlock_models::{baton, handoff, lease, queue, quorum, session, shares, zookeeper};
 use stateright::Model;
 
 const HELP: &str = "\
 usage: cargo run --release -p dlock-models -- [--small] [name ...]
 
 Explores the models in a larger size than the tests do, each to the last state: minutes, and gigabytes of memory.
---small takes the size of the tests. Names: lease, zookeeper, handoff, quorum, baton, shares, queue;
-all of them if none is given.";
+--small takes the size of the tests. Names: lease, zookeeper, handoff, quorum, baton, shares, queue,
+session; all of them if none is given.";
 
-const NAMES: [&str; 7] = ["lease", "zookeeper", "handoff", "quorum", "baton", "shares", "queue"];
+const NAMES: [&str; 8] = ["lease", "zookeeper", "handoff", "quorum", "baton", "shares", "queue", "session"];
 
 fn main() -> ExitCode {
     let (options, names): (Vec<_>, Vec<_>) = env::args().skip(1).partition(|arg| arg.starts_with('-'));
@@ -47,6 +47,11 @@ fn run(name: &str, large: bool) -> bool {
         ("baton", false) => show(name, baton::Baton::small(baton::Rules::default())),
         ("queue", true) => show(name, queue::Queue::large(queue::Rules::default())),
         ("queue", false) => show(name, queue::Queue::small(queue::Rules::default())),
+        ("session", true) => show(name, session::Session::large(session::Rules::default())),
+        ("session", false) => {
+            show(name, session::Session::one_waiter(session::Rules::default()))
+                && show(name, session::Session::two_waiters(session::Rules::default()))
+        }
         ("shares", true) => show(name, shares::Shares::large(shares::Rules::default())),
         ("shares", false) => {
             show(name, shares::Shares::readers(shares::Rules::default()))

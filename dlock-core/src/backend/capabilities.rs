@@ -47,6 +47,11 @@ pub struct Capabilities {
     /// Requests of a process for one key need not wait for each other's answers, and cost the server little. A grant to
     /// a reader then has the readers that wait in its process ask together; otherwise they ask one after the other.
     pub pipelined: bool,
+    /// A lock can be kept by the record of a session
+    /// ([`LocksBuilder::with_session`](crate::LocksBuilder::with_session)): the backend has leases, stores the line
+    /// about the holder, reports it with [`Busy`](crate::backend::Busy), and [frees](Administration::force_release) a
+    /// lock of the holder that was seen in one step of the server.
+    pub session_records: bool,
     /// Terms of an election are [announced](crate::Backend::announce) to its observers.
     pub announces: bool,
     /// The whole backend is in this process, and no server is asked: waits are measured with tokio's clock where a test
@@ -79,6 +84,7 @@ impl Capabilities {
             hands_over: false,
             hands_over_shares: false,
             pipelined: false,
+            session_records: false,
             announces: false,
             in_process: false,
             poll_from: Duration::from_millis(10),
@@ -144,6 +150,13 @@ impl Capabilities {
     #[must_use]
     pub const fn with_session(mut self) -> Self {
         self.session_kept = true;
+        self
+    }
+
+    /// Marks that a lock can be kept by the record of a session.
+    #[must_use]
+    pub const fn with_session_records(mut self) -> Self {
+        self.session_records = true;
         self
     }
 

@@ -41,6 +41,11 @@ impl LockId {
         }
         Self(text.into())
     }
+
+    /// Returns the name of the lock in its place.
+    pub(crate) fn name(&self) -> &str {
+        self.0.split_once('\0').map_or(&self.0, |(_, name)| name)
+    }
 }
 
 impl fmt::Debug for LockId {

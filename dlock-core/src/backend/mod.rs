@@ -422,6 +422,10 @@ pub struct ClaimRequest {
     pub token: Token,
     /// The time for which the backend keeps the lock when its holder does not renew it.
     pub lease: Duration,
+    /// The lease by which all is measured that is not the lock's own: for how long a request may be on its way that got
+    /// no answer, and for how long the locks of others may last. It is `lease`, and 30 s at most where a session of the
+    /// process keeps the lock, whose lease may be hours.
+    pub usual_lease: Duration,
     /// The time for which the engine waits for the answer to one request before it counts as lost.
     pub request_timeout: Duration,
     /// Is `true` if the engine will ask again after an unknown outcome. If not, the backend may leave out what only
@@ -466,6 +470,7 @@ impl ClaimRequest {
             fair: options.fair,
             token,
             lease,
+            usual_lease: lease,
             request_timeout,
             recheck,
             waits,
@@ -496,6 +501,7 @@ impl ClaimRequest {
             fair: false,
             token: Token::random()?,
             lease,
+            usual_lease: lease,
             request_timeout,
             recheck: false,
             waits: false,

@@ -303,6 +303,7 @@ impl Backend for Memory {
             .with_handing_over()
             .with_handing_over_of_shares()
             .with_pipelining()
+            .with_session_records()
             .with_announcements()
             .without_servers()
     }

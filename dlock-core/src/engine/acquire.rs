@@ -29,6 +29,7 @@
 mod attempt;
 mod begin;
 mod contention;
+mod dead_holder;
 pub(super) mod decide;
 mod line;
 mod listen;
@@ -47,10 +48,10 @@ use tokio::time::Instant;
 use crate::engine::acquire::attempt::{Pending, RequestTimes, pendings};
 pub(crate) use crate::engine::acquire::begin::{Start, acquire_all, begin, only_share};
 use crate::engine::acquire::contention::Contention;
-use crate::engine::acquire::decide::{Next, Terms};
+use crate::engine::acquire::decide::{Next, Outcome, Terms};
 use crate::engine::acquire::pace::Pauses;
 use crate::engine::acquire::unsettled::Unsettled;
-use crate::engine::acquire::wait::timed_out_unpolled;
+use crate::engine::acquire::wait::{timed_out_unpolled, within};
 use crate::engine::release::Share;
 use crate::engine::wait_queue::Ticket;
 use crate::engine::{Engine, Spec, scope};
@@ -219,8 +220,13 @@ impl<'a> Acquire<'a> {
             }
             // An earlier claim may be withdrawn between the answer and a look after it.
             let may_be_own = self.may_be_its_own();
-            let answer = self.attempt().await?;
-            let outcome = self.outcome_of(answer, failed.take(), may_be_own)?;
+            let outcome = match self.have_session().await? {
+                None => {
+                    let answer = self.attempt().await?;
+                    self.outcome_of(answer, failed.take(), may_be_own)?
+                }
+                Some(failure) => Outcome::Failed(failure),
+            };
             match self.after(outcome, line.as_ref()) {
                 Next::Held(shares) => {
                     // The ticket leaves only now: until the hold is listed, a waiter behind that became the first would
@@ -250,6 +256,34 @@ impl<'a> Acquire<'a> {
         // The first such lock alone: an acquire stands in one queue at a time, and asks for all locks when it has its
         // turn there.
         if self.terms.lines { self.specs.iter().position(is_taken) } else { None }
+    }
+
+    /// Has claims under a session that is live, where a session keeps the locks: it is opened by the first acquire, and
+    /// by the first one after a loss. Returns the failure where there is none, and nothing was asked for.
+    async fn have_session(&mut self) -> Result<Option<Failure>, Failure> {
+        if !self.pendings.iter().any(Pending::lacks_session) {
+            return Ok(None);
+        }
+        let engine = self.engine;
+        // Boxed: few acquires come here.
+        let opened =
+            Box::pin(within(engine, self.limits.until, engine.sessions.open(&engine.registry))).await;
+        self.requests.look_again();
+        match opened {
+            Ok(Ok(())) => {
+                self.begin_anew()?;
+                // It may be over already: its lease is short, and this process may have been paused. No claim goes out
+                // without it, which would be for hours.
+                let lacks = self.pendings.iter().any(Pending::lacks_session);
+                Ok(lacks.then(|| Failure::unavailable("the session was over as soon as it was opened")))
+            }
+            Ok(Err(failure)) => Ok(Some(failure)),
+            // Nothing is known of the lock, and of another holder least of all.
+            Err(end) if end.kind() == ErrorKind::TimedOut => {
+                Err(Failure::unavailable("the record of the session could not be written in time"))
+            }
+            Err(end) => Err(end),
+        }
     }
 
     /// Returns the number of releases in this process of each lock that has a queue: a release while the request is

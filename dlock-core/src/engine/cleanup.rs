@@ -18,6 +18,7 @@ use crate::engine::bounds::RequestBounds;
 use crate::engine::cleanup::plan::{Next, WithdrawalPlan};
 use crate::engine::hold::Hold;
 use crate::engine::left::LeftClaim;
+use crate::engine::session::Session;
 use crate::engine::tenure::Tenure;
 use crate::error::Failure;
 use crate::key::Key;
@@ -30,7 +31,10 @@ pub(crate) struct Cleanup {
     pub(crate) key: Key,
     pub(crate) site: Site,
     pub(crate) claim: Box<dyn DynClaim>,
+    /// The time for which a request may be on its way.
     pub(crate) lease: Duration,
+    /// The session that keeps the lock.
+    pub(crate) session: Option<Arc<Session>>,
     pub(crate) request_timeout: Duration,
     pub(crate) activity: ActivityToken,
     /// The tenure of the hold, if there was one.
@@ -56,7 +60,8 @@ impl Cleanup {
             key: hold.key.clone(),
             site: hold.site,
             claim,
-            lease: hold.lease(),
+            lease: hold.usual_lease(),
+            session: hold.session(),
             request_timeout: hold.options.request_timeout,
             activity,
             tenure: hold.ended_tenure(),
@@ -103,6 +108,9 @@ impl Cleanup {
                 engine.registry.contacted(clock.now());
                 // Of all answers: that to a repetition, which finds nothing, may count no waiter.
                 others_waiting = others_waiting.or(withdrawal.others_waiting);
+            }
+            if self.session.as_ref().is_some_and(|session| session.is_live()) {
+                plan.lasts_until(clock.now() + self.lease + self.request_timeout);
             }
             // Listens before it looks whether the locks are shut down: a shutdown between the two is not missed.
             let shut = engine.registry.shut();
@@ -197,7 +205,7 @@ pub(super) async fn withdraw_awaited(
     left: impl Fn() -> Duration,
     mut again: impl FnMut(u32) -> Option<Duration>,
 ) -> (Result<Withdrawal, Failure>, u32) {
-    let limits = (hold.options.request_timeout, hold.lease());
+    let limits = (hold.options.request_timeout, hold.usual_lease());
     let mut asked = 0;
     loop {
         let answer = withdraw_once(claim, &hold.engine, limits, left()).await;

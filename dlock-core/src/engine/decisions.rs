@@ -16,6 +16,11 @@ pub mod hold {
     pub use crate::engine::hold::pass::{ReservedFences, SectionEnd};
 }
 
+/// The end of the session of another process.
+pub mod session {
+    pub use crate::engine::session::watch::{Look, Watch};
+}
+
 /// The moments at which the first waiter of a process asks for a lock.
 pub mod ask {
     pub use crate::backend::backoff::PauseLimit;

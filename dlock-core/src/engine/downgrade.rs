@@ -56,6 +56,12 @@ fn prepare(hold: &Hold) -> Result<bool, Failure> {
             "readers have no place among the waiters of a fair lock; leave out `fair` for this key",
         );
     }
+    if hold.has_session() {
+        return unsupported(
+            "a session keeps this lock, and shares have leases of their own; leave out the session for this lock \
+             (`with_session_kept(false)`)",
+        );
+    }
     if hold.leave_until() > Timestamp::from_nanos(0) {
         return unsupported("only a lock that is held alone can stay taken; leave out `hold_at_least`");
     }

@@ -31,6 +31,7 @@ use crate::backend::dynamic::DynClaim;
 use crate::backend::{Grant, Signal, SignalSink, Validity};
 use crate::clock::Timestamp;
 use crate::engine::registry::RegistryEntry;
+use crate::engine::session::{Session, usual_lease};
 use crate::engine::tenure::Tenure;
 use crate::engine::{Engine, Spec};
 use crate::error::{Error, ErrorKind, Failure, Operation};
@@ -90,6 +91,8 @@ pub(crate) struct Hold {
     pub(super) acquired_at: Timestamp,
     /// The trace of the span that took it.
     pub(crate) trace: Trace,
+    /// The session that keeps it, beside its lease.
+    session: Option<Arc<Session>>,
     validity: LocalValidity,
     renewals: RenewalPlan,
     pub(super) shares: HoldShares,
@@ -115,7 +118,12 @@ pub(super) struct HoldOptions {
 impl Hold {
     /// Makes a hold granted by an attempt whose first request was sent at `sent`, unless its validity counts from an
     /// earlier proof. It is not yet listed with the keeper.
-    pub(crate) fn new(spec: &Spec, claim: Box<dyn DynClaim>, grant: Grant, sent: Timestamp) -> Arc<Self> {
+    pub(crate) fn new(
+        spec: &Spec,
+        (claim, session): (Box<dyn DynClaim>, Option<Arc<Session>>),
+        grant: Grant,
+        sent: Timestamp,
+    ) -> Arc<Self> {
         let now = spec.engine.clock.now();
         // Noted here, and not where the answer came, which spares a second look at the clock.
         spec.engine.registry.contacted(now);
@@ -134,12 +142,12 @@ impl Hold {
             Validity::Session(_) => grant.first_lease,
         };
         let terms = (grant.validity, first_lease);
-        Self::make(spec, claim, (fences, false), terms, (now, sent), tenure)
+        Self::make(spec, (claim, session), (fences, false), terms, (now, sent), tenure)
     }
 
     fn make(
         spec: &Spec,
-        mut claim: Box<dyn DynClaim>,
+        (mut claim, session): (Box<dyn DynClaim>, Option<Arc<Session>>),
         (fences, is_passed_on): (ReservedFences, bool),
         (validity, first_lease): (Validity, Option<Duration>),
         (now, sent): (Timestamp, Timestamp),
@@ -147,7 +155,11 @@ impl Hold {
     ) -> Arc<Self> {
         let Spec { engine, key, site, options } = spec.clone();
         let ends_at = options.max_hold.map_or(Timestamp::NEVER, |limit| now + limit);
-        let terms = LeaseTerms::new(validity, options.lease, ends_at);
+        let mut terms = LeaseTerms::new(validity, options.lease, ends_at);
+        if session.is_some() {
+            // Its lease may be hours, by which a change that the backend reported would be looked at too late.
+            terms = terms.retried_by(usual_lease(options.lease));
+        }
         let plan = terms.granted(first_lease, (now, sent), || engine.entropy.fraction());
         let leave_until = options.hold_at_least.map_or(Timestamp::from_nanos(0), |least| now + least);
         let hold = Arc::new(Self {
@@ -163,6 +175,7 @@ impl Hold {
             terms,
             acquired_at: now,
             trace: Trace::current(),
+            session,
             validity: LocalValidity::new(plan, sent),
             renewals: RenewalPlan::new(plan.renew_at),
             shares: HoldShares::new(options.mode),
@@ -207,7 +220,15 @@ impl Hold {
     #[inline]
     fn condition_at(&self, now: impl FnOnce() -> Timestamp) -> Condition {
         match self.validity.condition(now) {
-            Some(condition) => condition,
+            Some(condition @ (Condition::Lost | Condition::Released)) => condition,
+            // The session of a lock that has ended does not matter any more.
+            Some(condition) => match self.session.as_ref().is_none_or(|session| session.is_live()) {
+                true => condition,
+                false => {
+                    self.lose_by(Loss::Session);
+                    Condition::Lost
+                }
+            },
             None => {
                 self.lose_by(self.reason_of_expiry());
                 Condition::Lost
@@ -266,6 +287,11 @@ impl Hold {
     /// Returns the lease to be kept up, or the requested one where a session keeps the lock.
     pub(crate) const fn lease(&self) -> Duration {
         self.terms.lease
+    }
+
+    /// Returns the lease by which its requests are measured.
+    pub(super) fn usual_lease(&self) -> Duration {
+        if self.session.is_some() { usual_lease(self.terms.lease) } else { self.terms.lease }
     }
 
     /// Returns the cause of its loss.
@@ -386,7 +412,22 @@ impl Hold {
     }
 
     pub(crate) fn is_at_risk(&self) -> bool {
-        self.validity.is_at_risk()
+        self.validity.is_at_risk() || self.session.as_ref().is_some_and(|session| session.is_at_risk())
+    }
+
+    /// Returns the session that keeps it, if one does.
+    pub(super) fn session(&self) -> Option<Arc<Session>> {
+        self.session.clone()
+    }
+
+    /// Is `true` if a session keeps it.
+    pub(super) const fn has_session(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Is `true` if this session keeps it.
+    pub(super) fn is_kept_by(&self, session: &Arc<Session>) -> bool {
+        self.session.as_ref().is_some_and(|own| Arc::ptr_eq(own, session))
     }
 
     /// Returns for how long a renewal should have been confirmed and was not.
@@ -417,14 +458,19 @@ impl Hold {
     pub(crate) fn remaining(&self) -> Option<Duration> {
         match self.condition_here() {
             Condition::Lost | Condition::Released => Some(Duration::ZERO),
-            _ if self.deadline() == Timestamp::NEVER => None,
-            _ => Some(self.deadline().since(self.engine.clock.now())),
+            _ => {
+                let deadline = self.deadline();
+                let of_session = self.session.as_ref().map_or(Timestamp::NEVER, |session| session.deadline());
+                let deadline = deadline.min(of_session);
+                (deadline != Timestamp::NEVER).then(|| deadline.since(self.engine.clock.now()))
+            }
         }
     }
 
     /// Returns for how long it is valid from one confirmation to the next; `None` without a known end.
     pub(crate) fn trusted_for(&self) -> Option<Duration> {
-        self.terms.trusted_for()
+        let of_session = self.session.as_ref().and_then(|session| session.trusted_for());
+        self.terms.trusted_for().into_iter().chain(of_session).min()
     }
 
     /// Resolves when the hold is lost. The keeper ends it at its deadline, so that nothing here depends on the caller's
@@ -432,6 +478,27 @@ impl Hold {
     pub(crate) async fn lost(&self) {
         // Not `is_lost`: in a child made by `fork` no keeper notices a loss, and the hold counts as lost at once.
         self.when(|hold| hold.condition_here() == Condition::Lost).await;
+    }
+
+    /// Resolves when a renewal is late, of the hold or of the record of its session, or the hold is lost.
+    pub(crate) async fn at_risk(&self) {
+        let is_at_risk = |hold: &Self| hold.is_at_risk() || hold.condition_here() == Condition::Lost;
+        // No report on a record reaches the holds themselves, of which there may be a million.
+        let of_record = async {
+            match &self.session {
+                Some(session) => session.at_risk().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.when(is_at_risk) => {}
+            () = of_record => {}
+        }
+    }
+
+    /// Is `true` if it was lost or released. Does not look at the clock.
+    pub(super) fn has_ended(&self) -> bool {
+        self.validity.has_ended()
     }
 
     /// Resolves when the hold is lost or released.
@@ -454,9 +521,9 @@ impl Hold {
     /// Returns the time at which a hold that was lost is given up for its owner, who keeps the guard: others wait for a
     /// lock that a session keeps no longer than for a lease to end.
     pub(super) fn overdue_at(&self) -> Timestamp {
-        match self.engine.capabilities.session_kept {
-            // A lease has ended by then on the server; a session may last as long as its process.
-            true => self.deadline() + self.terms.lease,
+        // A lease has ended by then on the server; a session may last as long as its process.
+        match self.engine.capabilities.session_kept || self.session.is_some() {
+            true => self.deadline() + self.usual_lease(),
             false => Timestamp::NEVER,
         }
     }

@@ -33,8 +33,8 @@ use crate::telemetry::{Spanned, Telemetry};
 
 /// Builds an engine, with a keeper of its own that runs on `tasks`.
 pub(crate) fn start(
-    backend: Box<dyn DynBackend>,
-    telemetry: Telemetry,
+    backend: Arc<dyn DynBackend>,
+    telemetry: Arc<Telemetry>,
     tasks: Tasks,
     own: Own,
 ) -> Arc<Engine> {

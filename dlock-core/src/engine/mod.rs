@@ -22,6 +22,7 @@ pub(crate) mod release;
 #[path = "../../../tests/schedules/src/scenarios.rs"]
 pub mod scenarios;
 pub(crate) mod scope;
+pub(crate) mod session;
 pub(crate) mod shutdown;
 pub(crate) mod tenure;
 pub(crate) mod wait_queue;
@@ -45,6 +46,7 @@ use crate::engine::audit::Audit;
 use crate::engine::bounds::RoundTrip;
 use crate::engine::left::LeftClaims;
 use crate::engine::registry::HoldRegistry;
+use crate::engine::session::{OpensSession, Session, Sessions, usual_lease};
 use crate::engine::tenure::{HandoffLimits, Tenure, Tenures};
 use crate::engine::wait_queue::WaitQueue;
 use crate::error::{Error, ErrorKind, Failure, Operation};
@@ -59,7 +61,7 @@ use crate::telemetry::{Site, Subject, Telemetry};
 
 /// One backend with everything that is going on with it in this process.
 pub(crate) struct Engine {
-    pub(crate) backend: Box<dyn DynBackend>,
+    pub(crate) backend: Arc<dyn DynBackend>,
     pub(crate) name: &'static str,
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
@@ -67,6 +69,7 @@ pub(crate) struct Engine {
     pub(crate) telemetry: Arc<Telemetry>,
     /// What gets a record of each hold, if anything does.
     pub(super) audit: Option<Audit>,
+    pub(crate) sessions: Sessions,
     pub(crate) entropy: Entropy,
     pub(crate) timers: Timers,
     pub(crate) wait_queue: WaitQueue,
@@ -84,6 +87,7 @@ pub(crate) struct Own {
     pub(crate) entropy: Entropy,
     pub(crate) limits: HandoffLimits,
     pub(crate) audit: Option<Audit>,
+    pub(crate) session: Option<Box<dyn OpensSession>>,
 }
 
 /// The descriptions of this process that are stored with locks.
@@ -103,19 +107,18 @@ pub(crate) struct Acquires {
 impl Engine {
     /// Sets the engine up. What it leaves to the keeper goes to `tasks`.
     pub(crate) fn new(
-        backend: Box<dyn DynBackend>,
-        telemetry: Telemetry,
+        backend: Arc<dyn DynBackend>,
+        telemetry: Arc<Telemetry>,
         keeper: Tasks,
         tasks: mpsc::UnboundedSender<Task>,
         own: Own,
     ) -> Arc<Self> {
-        let Own { label, entropy, limits, audit } = own;
+        let Own { label, entropy, limits, audit, session } = own;
         // Clock, name and capabilities are read once, so that they cannot change under locks that are held.
         let clock = backend.clock();
         // A backend that panics here has locks all the same.
         let administration = guard(|| backend.administration()).ok().flatten();
         let capabilities = backend.capabilities().within_bounds().administered_by(administration);
-        let telemetry = Arc::new(telemetry);
         let timers = Timers::new(&keeper, capabilities.in_process);
         let attendance = Attendance::new(tasks.clone(), Arc::clone(&telemetry), timers.clone());
         let identity = Identity::of_this_process(label);
@@ -128,6 +131,7 @@ impl Engine {
             identities: Identities { candidate: identity.to_candidate(), holder: identity },
             telemetry,
             audit,
+            sessions: Sessions::new(session),
             wait_queue: WaitQueue::new(
                 PauseLimit::new(capabilities.poll_from, capabilities.poll_to),
                 capabilities.notified,
@@ -352,24 +356,29 @@ impl Spec {
         self.engine.error(operation, failure).of(&self.key)
     }
 
-    /// Prepares a claim under a new token.
-    pub(crate) fn claim(&self) -> Result<Box<dyn DynClaim>, Failure> {
+    /// Prepares a claim under a new token, for a lock that this session is to keep if there is one.
+    pub(crate) fn claim(&self, session: Option<&Session>) -> Result<Box<dyn DynClaim>, Failure> {
         let engine = &self.engine;
         // Before a token is drawn: the child has a copy of the parent's stock of them.
         engine.refuse_in_child()?;
-        let request = ClaimRequest::new(
+        // The line of a candidate has a field more, by which observers of an election know which process leads.
+        let leads = self.options.role == Some(Role::Leader);
+        let identity = match session {
+            Some(session) => session.identity(leads),
+            None if leads => &engine.identities.candidate,
+            None => &engine.identities.holder,
+        };
+        let mut request = ClaimRequest::new(
             self.key.clone(),
             engine.entropy.token()?,
             &self.options,
-            // The line of a candidate has a field more, by which observers of an election know which process leads.
-            Arc::clone(if self.options.role == Some(Role::Leader) {
-                &engine.identities.candidate
-            } else {
-                &engine.identities.holder
-            }),
+            Arc::clone(identity),
             engine.entropy.clone(),
             Host::new(Arc::<HoldRegistry>::clone(&engine.registry), self.site),
         );
+        if session.is_some() {
+            request.usual_lease = usual_lease(self.options.lease);
+        }
         // Nothing was sent by `claim`, so that a panic there is a failure that certainly changed nothing.
         let panicked = |panic| Failure::unavailable(format!("the backend panicked in `claim`: {panic}"));
         guard(|| engine.backend.claim(request)).map_err(panicked)

@@ -434,8 +434,8 @@ mod tests {
     fn hold(engine: &Arc<Engine>, key: &str, lease: Duration) -> Arc<Hold> {
         let (key, options) = (Key::new(key).unwrap(), Options { lease, ..Options::default() });
         let spec = Spec { engine: Arc::clone(engine), key, site: Site::default(), options };
-        let (claim, now) = (spec.claim().unwrap(), engine.clock.now());
-        Hold::new(&spec, claim, Grant::new(Validity::Lease(lease)), now)
+        let (claim, now) = (spec.claim(None).unwrap(), engine.clock.now());
+        Hold::new(&spec, (claim, None), Grant::new(Validity::Lease(lease)), now)
     }
 
     #[test]

@@ -95,7 +95,12 @@ pub(crate) async fn shut_down(engine: Arc<Engine>, timeout: Duration) -> Result<
     // Reported now, since the process may end before the keeper does it.
     registry.telemetry.tell_untold();
     let left = timeout.saturating_sub(started.elapsed());
-    let is_closed = engine.timers.within(left, engine.backend.close()).await.is_some();
+    let close = async {
+        // After the locks that it kept: others may take them soon after it.
+        engine.timers.within(left / 2, engine.sessions.close()).await;
+        engine.backend.close().await;
+    };
+    let is_closed = engine.timers.within(left, close).await.is_some();
     let left = registry.stats();
     let what = match (settled, is_closed) {
         (true, true) => return Ok(()),

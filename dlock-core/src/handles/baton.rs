@@ -380,7 +380,7 @@ mod tests {
         let locks = Locks::new(Memory::with_clock(clock.clock()));
         let (engine, key) = (Arc::clone(locks.engine()), Key::new("k").unwrap());
         let spec = Spec { engine, key, site: Site::default(), options: Options::default() };
-        let mut claim = spec.claim().unwrap();
+        let mut claim = spec.claim(None).unwrap();
         assert!(matches!(claim.attempt().await, Ok(Attempt::Granted(_))));
         let (hour, last) = (Duration::from_secs(3_600), Duration::from_millis(1));
         for time in [hour, last, hour] {

@@ -194,7 +194,13 @@ impl Held {
     ///
     /// May be dropped and called again at any time.
     pub async fn at_risk(&self) {
-        self.any(|hold| hold.is_at_risk() || hold.condition_here() == Condition::Lost).await;
+        match self.holds() {
+            [] => std::future::pending().await,
+            holds => {
+                let mut all: FuturesUnordered<_> = holds.iter().map(|hold| hold.at_risk()).collect();
+                all.next().await;
+            }
+        }
     }
 
     /// Returns whether a renewal is late at this moment.

@@ -13,6 +13,8 @@ pub(crate) enum Loss {
     Gone,
     /// The backend reported it by itself: a session ended.
     Backend,
+    /// The session that kept it is over.
+    Session,
     /// The locks were shut down.
     Shutdown,
     /// The candidate that led is not eligible any more.
@@ -28,6 +30,7 @@ impl Loss {
             Self::MaxHold => "max_hold",
             Self::Gone => "gone",
             Self::Backend => "backend",
+            Self::Session => "session",
             Self::Shutdown => "shutdown",
             Self::Ineligible => "ineligible",
             Self::Keeper => "keeper",
@@ -41,6 +44,7 @@ impl Loss {
             Self::MaxHold => "it was held for max_hold",
             Self::Gone => "the backend no longer has it under our token",
             Self::Backend => "the backend said that it is gone",
+            Self::Session => "the session of this process, which kept it, is over",
             Self::Shutdown => "these locks were shut down",
             Self::Ineligible => "this candidate is not eligible any more",
             Self::Keeper => "dlock's own thread has ended, so that it is not renewed",

@@ -17,6 +17,7 @@
 //! of locks. The spans of a lock that the attribute takes also have the key's pattern and the function. The key is
 //! shown as a hash, since keys often contain the ids of people; `LocksBuilder::with_keys_shown` shows it in clear.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use tracing::field::Empty;
@@ -43,7 +44,7 @@ macro_rules! span {
                 target: "dlock",
                 $($parent: $none,)?
                 concat!("dlock.", $operation),
-                otel.name = exported_name($operation, $lock.site),
+                otel.name = &*exported_name($operation, $lock.site),
                 otel.kind = $kind,
                 otel.status_code = Empty,
                 dlock.backend = $to.backend,
@@ -68,8 +69,8 @@ macro_rules! span {
 
 /// Returns the name that OpenTelemetry shows: the operation, and the kind of lock. There are few such names, since they
 /// have no key.
-fn exported_name(operation: &str, site: Site) -> String {
-    site.template.map_or_else(|| operation.to_owned(), |template| format!("{operation} {template}"))
+fn exported_name(operation: &'static str, site: Site) -> Cow<'static, str> {
+    site.template.map_or(Cow::Borrowed(operation), |template| Cow::Owned(format!("{operation} {template}")))
 }
 
 /// Converts a number to one of OpenTelemetry, which has no unsigned ones.

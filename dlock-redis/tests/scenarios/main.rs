@@ -31,6 +31,7 @@ mod rights;
 mod rules;
 mod secrets;
 mod sentinel;
+mod sessions;
 mod sharding;
 mod shortages;
 mod tracking;

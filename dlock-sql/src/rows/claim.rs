@@ -97,7 +97,7 @@ impl<S: LeaseTable> RowClaim<S> {
     }
 
     fn limits(&self) -> Limits {
-        Limits::of(self.request.request_timeout, self.request.lease)
+        Limits::of(self.request.request_timeout, self.request.usual_lease)
     }
 
     async fn release(&self, taken_for: Option<Duration>) -> Result<Withdrawal, Failure> {
@@ -130,7 +130,7 @@ impl<S: LeaseTable> RowClaim<S> {
         self.rows.check()?;
         // Before the release, and for a short time only: an attempt that arrives after it would take the lock for a
         // claim that is gone.
-        self.in_flight.end(self.request.lease).await;
+        self.in_flight.end(self.request.usual_lease).await;
         let withdrawn = self.release(taken_for).await?;
         // Noted after the answer: a dropped or failed withdrawal is made once more.
         (self.held, self.keeps_out, self.place) = (None, false, Place::default());

@@ -109,7 +109,7 @@ impl SqliteClaim {
     /// Returns until when a step may wait for its turn and try again while others are in the way: well within the
     /// engine's limit for a request, so that it is not taken for a lost one.
     fn until(&self) -> Until {
-        let limit = (self.request.lease / 12).min(self.request.request_timeout / 2);
+        let limit = (self.request.usual_lease / 12).min(self.request.request_timeout / 2);
         Until::after(limit.min(Duration::from_secs(2)))
     }
 
@@ -312,7 +312,7 @@ impl Claim for SqliteClaim {
         self.since = Instant::now();
         let (database, writer) = self.database().await?;
         // Asked at each attempt: while others may still hold locks in an earlier file, nothing is granted here.
-        database.may_grant(self.request.lease)?;
+        database.may_grant(self.request.usual_lease)?;
         if self.request.fair
             && let Some(busy) = self.look_in_line(&database, until).await?
         {

@@ -204,6 +204,7 @@ impl Backend for Sqlite {
             .with_leaving()
             .with_handing_over()
             .with_handing_over_of_shares()
+            .with_session_records()
     }
 
     fn lock_id(&self, key: &Key) -> LockId {

@@ -26,6 +26,7 @@ mod reentering;
 mod releasing;
 mod renewing;
 mod runtimes;
+pub(super) mod sessions;
 pub(super) mod sharing;
 mod shutting_down;
 mod unknown;
@@ -67,6 +68,7 @@ pub(super) const ALL: &[&[Case]] = &[
     carrying_shares::CASES,
     once::CASES,
     runtimes::CASES,
+    sessions::CASES,
 ];
 
 /// The list of a module's cases: `name: Need & Need, Pace;`. A case that is written and not listed is dead code, which

@@ -7,7 +7,7 @@ use dlock_core::backend::{Administration, BoxedFuture, Forced, Unadministered, b
 use dlock_core::{Backend, Capabilities, Failure, Holder, Key};
 use dlock_testkit::conformance::{
     ADMINISTRATION, Arguments, CARRYING, CARRYING_SHARES, Case, DOWNGRADING, FAIRNESS, Harness, LEAVING,
-    PERMITS, SHARING, WAITERS, WITH_FENCES, account_for, cases, is_wanted, tests,
+    PERMITS, SESSIONS, SHARING, WAITERS, WITH_FENCES, account_for, cases, is_wanted, tests,
 };
 use dlock_testkit::mutants::Mutation;
 
@@ -113,7 +113,8 @@ fn a_backend_that_lacks_an_ability_has_to_name_the_cases_it_gets_out_of() {
     let named: Vec<_> =
         cases().filter(|case| case.missing(&Capabilities::basic()).is_some()).map(Case::name).collect();
     account_for(&Capabilities::basic(), &[&named]).unwrap();
-    let modes: &[&[&str]] = &[SHARING, DOWNGRADING, PERMITS, FAIRNESS, LEAVING, CARRYING, CARRYING_SHARES];
+    let modes: &[&[&str]] =
+        &[SHARING, DOWNGRADING, PERMITS, FAIRNESS, LEAVING, CARRYING, CARRYING_SHARES, SESSIONS];
     account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], modes].concat()).unwrap();
     account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION], modes].concat()).unwrap_err();
     account_for(&Capabilities::basic(), &[&[WITH_FENCES, ADMINISTRATION, WAITERS], &modes[1..]].concat())

@@ -19,8 +19,8 @@ const LEASE: Duration = Duration::from_millis(600);
 const LANES: usize = 8;
 
 /// What was seen of one process.
-struct Thawed {
-    first_check: bool,
+pub(crate) struct Thawed {
+    pub(crate) first_check: bool,
     signal: Duration,
     refused: bool,
 }
@@ -37,7 +37,7 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
         lanes.spawn(async move {
             let mut seen = Vec::new();
             for key in keys {
-                seen.push(freeze(&mut worker, &locks, key).await?);
+                seen.push(freeze(&mut worker, &locks, key, LEASE).await?);
                 bar.inc(1);
             }
             Ok::<_, Failed>(seen)
@@ -59,19 +59,25 @@ pub(crate) async fn measure(store: &Store, volume: Volume, report: &mut Report) 
     Ok(())
 }
 
-async fn freeze(worker: &mut Worker, locks: &Locks, key: String) -> Result<Thawed, Failed> {
+/// Freezes a process that holds a lock for two and a half times the `term` after which others have it.
+pub(crate) async fn freeze(
+    worker: &mut Worker,
+    locks: &Locks,
+    key: String,
+    term: Duration,
+) -> Result<Thawed, Failed> {
     let server = RegisterServer::start(Register::fenced()).await?;
     let register = server.address();
     worker.ask(&Order::Acquire { key: key.clone(), wait_ms: 0 }).await?;
     worker.ask(&Order::Read { register }).await?;
-    let gap_ms = u64::try_from(LEASE.as_millis())?;
+    let gap_ms = u64::try_from(term.as_millis())?;
     worker.ask(&Order::Watch { gap_ms }).await?;
     worker.freeze()?;
     let frozen = tokio::time::Instant::now();
-    let successor = acquire(&locks.lock(&key).with_wait(LEASE * 10), &AtomicU64::new(0)).await?;
+    let successor = acquire(&locks.lock(&key).with_wait(term * 10), &AtomicU64::new(0)).await?;
     let fence = successor.fence().ok_or("no fence")?;
     server.register().read(fence)?;
-    tokio::time::sleep_until(frozen + LEASE * 5 / 2).await;
+    tokio::time::sleep_until(frozen + term * 5 / 2).await;
     let thawed = now_ns();
     worker.thaw()?;
     let (mut first_check, mut signal) = (None, None);

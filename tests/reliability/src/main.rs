@@ -25,6 +25,7 @@ mod killed;
 mod leader;
 mod modes;
 mod resident;
+mod sessions;
 mod store;
 mod thawed;
 
@@ -88,6 +89,8 @@ enum Measurement {
     Resign,
     /// Jobs that run once, of processes whose clocks differ and some of which are killed meanwhile, see `--firings`.
     Once,
+    /// Processes whose session keeps their locks, killed and frozen.
+    Sessions,
     /// Random faults, with a record that is checked.
     Faults,
     /// Readers, permits and fair locks under random faults, and holders of permits that are killed.
@@ -127,9 +130,11 @@ impl Volume {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.command {
-        Some(Command::Worker) => dlock_rig::worker::serve(async |url: String| dlock::from_url(&url).await)
-            .map(|()| true)
-            .map_err(Failed::from),
+        Some(Command::Worker) => {
+            dlock_rig::worker::serve(async |url: String| dlock::from_url(&url).await?.from_env())
+                .map(|()| true)
+                .map_err(Failed::from)
+        }
         None => measure(&arguments),
     };
     match done {
@@ -183,6 +188,9 @@ fn measure(arguments: &Arguments) -> Result<bool, Failed> {
             }
             if wanted(Measurement::Killed) {
                 runtime.block_on(killed::measure(&store, volume, &mut report))?;
+            }
+            if kind.has_session_records() && wanted(Measurement::Sessions) {
+                runtime.block_on(sessions::measure(&store, volume, &mut report))?;
             }
             // A process that is frozen in the middle of a transaction keeps the file of SQLite locked for all.
             if !kind.is_session() && kind != Kind::Sqlite && wanted(Measurement::Leader) {

@@ -43,6 +43,11 @@ impl Kind {
         matches!(self, Self::PostgresSession | Self::MysqlSession)
     }
 
+    /// Whether the record of a session can keep a lock.
+    pub(crate) const fn has_session_records(self) -> bool {
+        matches!(self, Self::Memory | Self::Sqlite | Self::Redis | Self::Postgres | Self::Mysql)
+    }
+
     /// The lease of those who fight under random faults, which is short, so that there is time for many.
     pub(crate) const fn lease(self) -> Duration {
         if self.is_etcd() { Duration::from_secs(1) } else { Duration::from_millis(500) }
@@ -278,6 +283,17 @@ impl Store {
     /// A process of its own with the store open.
     pub(crate) async fn worker(&self, lease: Duration) -> Result<Worker, Failed> {
         self.worker_at(&self.url(lease), lease).await
+    }
+
+    /// The same with these variables in its environment.
+    pub(crate) async fn worker_with(
+        &self,
+        lease: Duration,
+        variables: &[(&str, String)],
+    ) -> Result<Worker, Failed> {
+        let mut command = self.command()?;
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        Ok(Worker::open(command, &self.url(lease), lease).await?)
     }
 
     /// The same by way of this URL.

@@ -41,6 +41,7 @@ const BENCHES: &[Bench<Settings>] = &[
     ("memory: 10,000 held", held::in_memory),
     ("memory: attribute", memory::attribute),
     ("memory: acquire and release", memory::pair),
+    ("memory: under a session", memory::under_a_session),
     ("memory: re-entrant", memory::reentrant),
     ("memory: keeper wakes", memory::wakes),
     ("memory: a million keys", scale::keys),

@@ -56,6 +56,27 @@ pub(crate) fn attribute(settings: &Settings) -> Result<Vec<Row>> {
     Ok(comparison.rows("memory: call of an annotated fn", "the same by hand", 1.05))
 }
 
+/// A lock that the session of its process keeps, against one with a lease.
+pub(crate) fn under_a_session(settings: &Settings) -> Result<Vec<Row>> {
+    let (runtime, calls) = (measure::runtime()?, settings.calls);
+    let kept = Locks::builder(Memory::new()).with_session(Duration::from_secs(10)).build()?.lock("room_7");
+    let leased = locks()?.lock("room_7");
+    // The first acquire opens the session.
+    runtime.block_on(acquire_and_release(&kept))?;
+    let time = |lock: &Lock| {
+        measure::busy_time(calls, || {
+            runtime.block_on(async {
+                for _ in 0..calls {
+                    acquire_and_release(lock).await?;
+                }
+                Ok(())
+            })
+        })
+    };
+    let comparison = measure::compare(settings.rounds, || time(&kept), || time(&leased))?;
+    Ok(comparison.rows("memory: acquire and release under a session", "the same with a lease", 1.1))
+}
+
 /// Nobody else wants the lock.
 pub(crate) fn pair(settings: &Settings) -> Result<Vec<Row>> {
     let (runtime, lock) = (measure::runtime()?, locks()?.lock("room_7"));

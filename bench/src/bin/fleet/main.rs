@@ -4,6 +4,7 @@
 //! cargo xtask bench fleet                       # 10,000 clients and 1,000,000 locks, on each backend
 //! cargo xtask bench fleet redis --quick         # 200 clients and 20,000 locks, in less than a minute
 //! cargo xtask bench fleet redis --clients 1000 --locks 100000 --lease 30 --processes 4 --sharing 10
+//! cargo xtask bench fleet redis --clients 1000 --session 10   # by sessions with this timeout in seconds
 //! ```
 //!
 //! The clients have an engine each, and are tasks of some processes. Those of Redis have connections of their own, one
@@ -50,6 +51,9 @@ struct Cli {
     /// The lease, in seconds
     #[arg(long)]
     lease: Option<u64>,
+    /// A session of each client keeps its locks, with this timeout in seconds; the lease is then the time of a look
+    #[arg(long)]
+    session: Option<u64>,
     /// How many clients of a process share their connections to Redis
     #[arg(long, default_value_t = 1)]
     sharing: usize,
@@ -73,6 +77,7 @@ struct Fleet {
     locks: usize,
     processes: usize,
     lease: u64,
+    session: Option<u64>,
     sharing: usize,
     waiters: usize,
     /// Whether the number of locks was not given.
@@ -103,6 +108,7 @@ fn main() -> Result<()> {
                 locks,
                 processes: cli.processes.max(1),
                 lease: cli.lease.unwrap_or(lease),
+                session: cli.session,
                 sharing: cli.sharing.max(1),
                 waiters: cli.waiters.unwrap_or(locks / 100),
                 default_locks: cli.locks.is_none(),
@@ -158,8 +164,9 @@ impl Fleet {
             for number in 0..self.processes {
                 let waiters = self.waiters / self.processes;
                 let (lease, sharing, processes) = (self.lease, self.sharing, self.processes);
-                let url = url.clone();
-                parts.push(Part { url, number, processes, clients, each, lease, sharing, waiters }.start()?);
+                let (url, session) = (url.clone(), self.session.unwrap_or(0));
+                let part = Part { url, number, processes, clients, each, lease, session, sharing, waiters };
+                parts.push(part.start()?);
             }
             let before = all_say(&mut parts).await?;
             let server_before = store.memory();
@@ -191,6 +198,7 @@ impl Fleet {
                 )
                 .beside(format!("{:.0} locks are held", deployed.held)),
             );
+            rows.extend(inherit(&mut parts).await?);
             for part in parts {
                 part.end().await?;
             }
@@ -314,6 +322,28 @@ impl Fleet {
             Row::new("    lost by it", lost, "").at_most(lost, 0.0, ""),
         ])
     }
+}
+
+/// One process is killed, and another one waits for some of its locks.
+async fn inherit(parts: &mut Vec<Running>) -> Result<Vec<Row>> {
+    if parts.len() < 2 {
+        return Ok(Vec::new());
+    }
+    let killed = parts.remove(0);
+    // The last one waits for those of the first.
+    let Some(heir) = parts.last_mut() else { return Ok(Vec::new()) };
+    heir.tell("inherit").await?;
+    // Until they have asked for the first time, and wait.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let begun = Instant::now();
+    killed.kill().await?;
+    let said = heir.says().await?;
+    let took = begun.elapsed().as_secs_f64();
+    let what = format!(
+        "    a process is killed: the {:.0} locks that another one waits for are free in",
+        said.inherited
+    );
+    Ok(vec![Row::new(what, took, "s")])
 }
 
 /// Has all processes do something, and returns what they say in the end.

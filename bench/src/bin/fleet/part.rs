@@ -7,10 +7,13 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use dlock::redis::Redis;
 use dlock::sql::{Mysql, MysqlOptions, Postgres, PostgresOptions, Sqlite};
-use dlock::{Guard, Locks, Wait};
+use dlock::{Guard, Locks, LocksBuilder, Wait};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinSet;
+
+/// The lease of locks that a session keeps, in seconds.
+const LONG: u64 = 4 * 3_600;
 
 /// How many clients of a process come at the same time.
 const COMING: usize = 16;
@@ -30,6 +33,8 @@ pub(crate) struct Part {
     pub(crate) each: usize,
     /// The lease, in seconds
     pub(crate) lease: u64,
+    /// The timeout of a session in seconds; 0 without one
+    pub(crate) session: u64,
     /// How many clients share connections to Redis
     pub(crate) sharing: usize,
     /// How many tasks wait, when it is asked for
@@ -49,19 +54,22 @@ pub(crate) struct Said {
     pub(crate) lost: f64,
     /// Seconds of processor time.
     pub(crate) used: f64,
+    /// Locks of another process that were taken after its end.
+    pub(crate) inherited: f64,
 }
 
 impl Said {
-    fn figures(&self) -> [f64; 7] {
-        [self.took, self.memory, self.held, self.renewals, self.failed, self.lost, self.used]
+    fn figures(&self) -> [f64; 8] {
+        let Self { took, memory, held, renewals, failed, lost, used, inherited } = *self;
+        [took, memory, held, renewals, failed, lost, used, inherited]
     }
 
     fn read(line: &str) -> Result<Self> {
         let figures = line.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>()?;
-        let [took, memory, held, renewals, failed, lost, used] = figures[..] else {
+        let [took, memory, held, renewals, failed, lost, used, inherited] = figures[..] else {
             anyhow::bail!("not what a process says: {line:?}")
         };
-        Ok(Self { took, memory, held, renewals, failed, lost, used })
+        Ok(Self { took, memory, held, renewals, failed, lost, used, inherited })
     }
 
     /// What all of them say; of the time the longest.
@@ -74,6 +82,7 @@ impl Said {
             failed: all.failed + one.failed,
             lost: all.lost + one.lost,
             used: all.used + one.used,
+            inherited: all.inherited + one.inherited,
         })
     }
 }
@@ -93,6 +102,10 @@ impl Running {
 
     pub(crate) async fn says(&mut self) -> Result<Said> {
         Said::read(&self.from.next_line().await?.context("a process has ended")?)
+    }
+
+    pub(crate) async fn kill(mut self) -> Result<()> {
+        Ok(self.child.kill().await?)
     }
 
     pub(crate) async fn end(mut self) -> Result<()> {
@@ -122,10 +135,11 @@ enum Shared {
 impl Part {
     /// Starts a process for it.
     pub(crate) fn start(&self) -> Result<Running> {
-        let Self { url, number, processes, clients, each, lease, sharing, waiters } = self;
+        let Self { url, number, processes, clients, each, lease, session, sharing, waiters } = self;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["part", url]).args([number, processes, clients, each].map(usize::to_string)).args([
             lease.to_string(),
+            session.to_string(),
             sharing.to_string(),
             waiters.to_string(),
         ]);
@@ -140,8 +154,9 @@ impl Part {
     pub(crate) async fn play(&self) -> Result<()> {
         // Clients of one process share their connections to a database, which has few of them.
         let shared = self.shared().await?;
-        say(&[], Duration::ZERO)?;
+        say(&[], Duration::ZERO, 0)?;
         let (mut clients, mut waiting) = (Vec::<Client>::new(), JoinSet::new());
+        let mut inherited = Vec::new();
         while let Some(word) = tokio::task::spawn_blocking(|| stdin().lines().next()).await?.transpose()? {
             let begun = Instant::now();
             match &*word {
@@ -165,22 +180,30 @@ impl Part {
                     }
                     clients.extend(self.come(numbers, &shared).await?);
                 }
-                "wait" => {
-                    for n in 0..self.waiters {
-                        // Of another process, if there is one.
-                        let client = &clients[n % clients.len()];
-                        let (of, its) = ((self.number + 1) % self.processes, n / clients.len() % self.each);
-                        let lock = client.locks.lock(key(of, client.number, its)).with_wait(Wait::Forever);
-                        waiting.spawn(async move { lock.acquire().await });
+                "wait" => self.wait(&clients, &mut waiting),
+                "inherit" => {
+                    self.wait(&clients, &mut waiting);
+                    while let Some(guard) = waiting.join_next().await {
+                        inherited.push(guard??);
                     }
                 }
                 "leave" => waiting.shutdown().await,
                 _ => {}
             }
-            say(&clients, begun.elapsed())?;
+            say(&clients, begun.elapsed(), inherited.len())?;
         }
         // What is held is left to the end of the server.
         std::process::exit(0)
+    }
+
+    /// Has tasks wait for locks of another process, if there is one.
+    fn wait(&self, clients: &[Client], waiting: &mut JoinSet<dlock::Result<Guard>>) {
+        for n in 0..self.waiters {
+            let client = &clients[n % clients.len()];
+            let (of, its) = ((self.number + 1) % self.processes, n / clients.len() % self.each);
+            let lock = client.locks.lock(key(of, client.number, its)).with_wait(Wait::Forever);
+            waiting.spawn(async move { lock.acquire().await });
+        }
     }
 
     /// What clients of this process have in common.
@@ -223,11 +246,18 @@ impl Part {
         Ok(clients)
     }
 
+    fn sessions(&self, builder: LocksBuilder) -> LocksBuilder {
+        match self.session {
+            0 => builder,
+            timeout => builder.with_session(Duration::from_secs(timeout)),
+        }
+    }
+
     /// Connects, again and again: many do so at the same time.
     async fn connect(&self) -> Result<Locks> {
         let mut tries = 0;
         loop {
-            match dlock::connect(&self.url).await {
+            match async { self.sessions(dlock::from_url(&self.url).await?).build() }.await {
                 Err(error) if error.is_retryable() && tries < 60 => tries += 1,
                 connected => return Ok(connected?),
             }
@@ -237,17 +267,17 @@ impl Part {
 
     async fn client(&self, number: usize, shared: Shared) -> Result<Client> {
         let locks = match shared {
-            Shared::Postgres(backend) => Locks::builder(backend).build()?,
-            Shared::Mysql(backend) => Locks::builder(backend).build()?,
-            Shared::Sqlite(backend) => Locks::builder(backend).build()?,
-            Shared::Redis(all) => Locks::builder(all[number % all.len()].clone()).build()?,
+            Shared::Postgres(backend) => self.sessions(Locks::builder(backend)).build()?,
+            Shared::Mysql(backend) => self.sessions(Locks::builder(backend)).build()?,
+            Shared::Sqlite(backend) => self.sessions(Locks::builder(backend)).build()?,
+            Shared::Redis(all) => self.sessions(Locks::builder(all[number % all.len()].clone())).build()?,
             Shared::Nothing => self.connect().await?,
         };
         let (mut taking, mut guards) = (JoinSet::new(), Vec::with_capacity(self.each));
         for n in 0..self.each {
             let lock = locks
                 .lock(key(self.number, number, n))
-                .with_lease(Duration::from_secs(self.lease))
+                .with_lease(Duration::from_secs(if self.session > 0 { LONG } else { self.lease }))
                 .with_wait(Wait::Forever);
             taking.spawn(async move { lock.acquire().await });
         }
@@ -263,8 +293,9 @@ fn key(process: usize, client: usize, number: usize) -> String {
     format!("fleet:{process}:{client}:{number}")
 }
 
-fn say(clients: &[Client], took: Duration) -> Result<()> {
-    let mut said = Said { took: took.as_secs_f64(), ..Said::default() };
+fn say(clients: &[Client], took: Duration, inherited: usize) -> Result<()> {
+    let (took, inherited) = (took.as_secs_f64(), inherited as f64);
+    let mut said = Said { took, inherited, ..Said::default() };
     for client in clients {
         let stats = client.locks.stats();
         said.held += stats.held as f64;

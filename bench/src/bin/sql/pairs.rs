@@ -66,9 +66,10 @@ pub(crate) fn postgres(bench: &Bench) -> Result<Vec<Row>> {
         let advisory = Client::new("PgAdvisoryLock on one connection", advisory);
         let advisory_elsewhere = PostgresAdvisory::new(Pg::connect_elsewhere(url, ONE).await?);
         let advisory_elsewhere = Client::new(ELSEWHERE, advisory_elsewhere);
-        let row_elsewhere = PostgresRow::new(Pg::connect_elsewhere(url, EACH).await?, &of_rows).await?;
+        let row_elsewhere =
+            PostgresRow::new(Pg::connect_elsewhere(url, EACH).await?, &rows, &of_rows).await?;
         let row_elsewhere = Client::new(ELSEWHERE, row_elsewhere);
-        let bare_row = PostgresRow::new(Pg::connect(url, EACH).await?, &of_rows).await?;
+        let bare_row = PostgresRow::new(Pg::connect(url, EACH).await?, &rows, &of_rows).await?;
         let bare_row = Client::new("the same statements, sqlx", bare_row);
         let rows = Client::new("dlock, locked rows on PostgreSQL", rows);
         let contests = [
@@ -108,13 +109,13 @@ pub(crate) fn mysql(bench: &Bench) -> Result<Vec<Row>> {
         );
         let sessions = dlock(MysqlSessions::connect(url).await?)?;
         let of_sessions = statements::of_mysql_sessions(&server, &sessions).await?;
+        let bare_session = MysqlSession::new(My::connect(url, ONE).await?, &sessions, &of_sessions).await?;
         let sessions = Client::new("dlock, session locks on MariaDB", sessions);
-        let bare_session = MysqlSession::new(My::connect(url, ONE).await?, &of_sessions).await?;
         let bare_session = Client::new("the same statements on one connection, sqlx", bare_session);
         let rows = dlock(MysqlRowLocks::connect(url).await?)?;
         let of_rows = statements::of_mysql_rows(&server, &rows).await?;
+        let bare_row = MysqlRow::new(My::connect(url, EACH).await?, &rows, &of_rows).await?;
         let rows = Client::new("dlock, locked rows on MariaDB", rows);
-        let bare_row = MysqlRow::new(My::connect(url, EACH).await?, &of_rows).await?;
         let bare_row = Client::new("the same statements, sqlx", bare_row);
         let contests = [
             Contest { ours: &leases, others: vec![(&bare, PART_OF_ROWS)], tasks: TASKS },

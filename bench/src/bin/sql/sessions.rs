@@ -2,11 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use dlock_bench::measure::Pairs;
+use dlock_core::Locks;
 use dlock_sql::sqlx::postgres::{PgAdvisoryLock, PgAdvisoryLockKey};
 use dlock_sql::sqlx::{self, AssertSqlSafe, Either, Row, SqlSafeStr, SqlStr};
 
 use crate::bare::{HOLDER, My, Pg, task};
-use crate::statements::{RowStatements, Statements, hex, of_key, of_session};
+use crate::statements::{RowStatements, Statements, of_key, of_session};
 
 /// What the statement that releases a session's lock answers: its session, whether somebody waits, whether it had it.
 const HAD_IT: usize = 2;
@@ -14,13 +15,31 @@ const HAD_IT: usize = 2;
 /// How many tasks have a lock of their own.
 const TASKS: usize = 8;
 
+/// In the keys of session locks.
+const SESSION: &str = "session";
+/// In the keys of locked rows.
+const ROW: &str = "row";
+
 fn number(key: &str) -> i64 {
     i64::try_from(task(key)).unwrap_or_default() + 1
 }
 
+/// The keys of the tasks. A key is locked in one way at a time, so that each way has keys of its own.
+fn keys(way: &str) -> impl Iterator<Item = String> {
+    (0..TASKS).map(move |task| format!("bare_{way}_{task}"))
+}
+
 /// The same text for each task, with its key in it.
-fn each(text: impl Fn(&str) -> String) -> Vec<SqlStr> {
-    (0..TASKS).map(|task| AssertSqlSafe(text(&format!("bare_{task}"))).into_sql_str()).collect()
+fn each(way: &str, text: impl Fn(&str) -> String) -> Vec<SqlStr> {
+    keys(way).map(|key| AssertSqlSafe(text(&key)).into_sql_str()).collect()
+}
+
+/// Has dlock write the rows of each task, as they are of this way once a lock was held.
+async fn make_rows(locks: &Locks, way: &str) -> Result<()> {
+    for key in keys(way) {
+        locks.lock(key).acquire().await?.release().await?;
+    }
+    Ok(())
 }
 
 /// Session locks on PostgreSQL, by dlock's statements.
@@ -81,20 +100,15 @@ pub(crate) struct PostgresRow {
 }
 
 impl PostgresRow {
-    pub(crate) async fn new(connections: Pg, recorded: &RowStatements) -> Result<Self> {
+    pub(crate) async fn new(connections: Pg, locks: &Locks, recorded: &RowStatements) -> Result<Self> {
+        make_rows(locks, ROW).await?;
         for task in 0..TASKS {
             let mut on = connections.of(&format!("_{task}")).await?;
             sqlx::raw_sql(recorded.prepare.clone()).execute(&mut *on).await?;
             // As on dlock's connections.
             sqlx::raw_sql("SET synchronous_commit = off").execute(&mut *on).await?;
-            let make = format!(
-                "INSERT INTO dlock (key, fence, expires, holder)
-                VALUES (decode('fe{}', 'hex'), 0, 'infinity', '') ON CONFLICT DO NOTHING",
-                hex(&format!("bare_{task}"))
-            );
-            sqlx::raw_sql(AssertSqlSafe(make)).execute(&mut *on).await?;
         }
-        let lock = each(|key| of_key(recorded.lock.as_str(), key));
+        let lock = each(ROW, |key| of_key(recorded.lock.as_str(), key));
         Ok(Self { connections, lock, free: recorded.free.clone() })
     }
 }
@@ -121,14 +135,14 @@ pub(crate) struct MysqlSession {
 }
 
 impl MysqlSession {
-    pub(crate) async fn new(connections: My, recorded: &Statements) -> Result<Self> {
-        make_rows(&connections).await?;
+    pub(crate) async fn new(connections: My, locks: &Locks, recorded: &Statements) -> Result<Self> {
+        make_rows(locks, SESSION).await?;
         let session: i64 = sqlx::raw_sql("SELECT CAST(CONNECTION_ID() AS SIGNED)")
             .fetch_one(&mut *connections.of("_0").await?)
             .await?
             .try_get(0)?;
-        let take = each(|key| of_session(&of_key(recorded.take.as_str(), key), key, session));
-        let release = each(|key| of_session(recorded.release.as_str(), key, session));
+        let take = each(SESSION, |key| of_session(&of_key(recorded.take.as_str(), key), key, session));
+        let release = each(SESSION, |key| of_session(recorded.release.as_str(), key, session));
         Ok(Self { connections, take, release })
     }
 }
@@ -157,15 +171,15 @@ pub(crate) struct MysqlRow {
 }
 
 impl MysqlRow {
-    pub(crate) async fn new(connections: My, recorded: &RowStatements) -> Result<Self> {
-        make_rows(&connections).await?;
+    pub(crate) async fn new(connections: My, locks: &Locks, recorded: &RowStatements) -> Result<Self> {
+        make_rows(locks, ROW).await?;
         for task in 0..TASKS {
             // As on dlock's connections.
             let settle = "SET SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
             sqlx::raw_sql(settle).execute(&mut *connections.of(&format!("_{task}")).await?).await?;
         }
-        let lock = each(|key| of_key(recorded.lock.as_str(), key));
-        let count = each(|key| of_key(recorded.count.as_str(), key));
+        let lock = each(ROW, |key| of_key(recorded.lock.as_str(), key));
+        let count = each(ROW, |key| of_key(recorded.count.as_str(), key));
         let (confirm, free) = (recorded.confirm.clone(), recorded.free.clone());
         Ok(Self { connections, lock, count, confirm, free })
     }
@@ -182,18 +196,4 @@ impl Pairs for MysqlRow {
         sqlx::raw_sql(self.free.clone()).fetch_all(&mut *on).await?;
         Ok(())
     }
-}
-
-/// The rows of each task: with its fence, and the one that is locked.
-async fn make_rows(connections: &My) -> Result<()> {
-    for statement in each(|key| {
-        format!(
-            "INSERT IGNORE INTO dlock (`key`, fence, expires, holder)
-            VALUES (X'ff{key}', 0, 0, ''), (X'fe{key}', 0, 9223372036854775807, '')",
-            key = hex(key)
-        )
-    }) {
-        sqlx::raw_sql(statement).execute(&mut *connections.of("_0").await?).await?;
-    }
-    Ok(())
 }

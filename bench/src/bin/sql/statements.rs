@@ -33,7 +33,7 @@ pub(crate) struct RowStatements {
 /// The key of the lock whose statements are noted.
 const KEY: &str = "recorded";
 
-pub(crate) fn hex(text: &str) -> String {
+fn hex(text: &str) -> String {
     text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -118,13 +118,14 @@ async fn last_pair(server: &MysqlServer, locks: &Locks, first: &str) -> Result<V
          WHERE command_type = 'Query' AND argument NOT LIKE '%general_log%' ORDER BY event_time",
     );
     let noted: Vec<&str> = noted.lines().collect();
-    let begin = noted.iter().rposition(|text| text.starts_with(first)).context("no pair was noted")?;
+    let begin = noted.iter().rposition(|text| text.starts_with(first));
+    let begin = begin.with_context(|| format!("no pair was noted that begins with `{first}`"))?;
     noted[begin..].iter().map(|text| sql(text)).collect()
 }
 
 /// The same of sessions.
 pub(crate) async fn of_mysql_sessions(server: &MysqlServer, locks: &Locks) -> Result<Statements> {
-    match &last_pair(server, locks, "UPDATE").await?[..] {
+    match &last_pair(server, locks, "SET @dlock_mark").await?[..] {
         [take, release] => Ok(Statements { take: take.clone(), release: release.clone() }),
         other => bail!("a pair of session locks has two messages, not {}", other.len()),
     }

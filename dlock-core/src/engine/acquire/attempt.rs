@@ -18,6 +18,7 @@ use crate::engine::activity::ActivityToken;
 use crate::engine::bounds::{RequestBounds, Unanswered};
 use crate::engine::cleanup::Cleanup;
 use crate::engine::left::LeftClaim;
+use crate::engine::session::{Session, usual_lease};
 use crate::engine::{Engine, Spec};
 use crate::error::{ErrorKind, Failure};
 use crate::telemetry::Trace;
@@ -26,6 +27,8 @@ use crate::telemetry::Trace;
 pub(super) struct Pending<'a> {
     pub(super) spec: &'a Spec,
     pub(super) claim: Option<Box<dyn DynClaim>>,
+    /// The session that is to keep the lock.
+    pub(super) session: Option<Arc<Session>>,
     written: Option<RequestClock>,
     pub(super) in_flight: InFlight<()>,
     activity: Option<ActivityToken>,
@@ -36,9 +39,10 @@ impl<'a> Pending<'a> {
         // Counted before the claim is made: a shutdown waits for every claim that may reach a server.
         let activity = Some(spec.engine.registry.activity.begin());
         // A failure here drops the token that was begun, which ends the count: nothing was sent.
-        let claim = spec.claim()?;
+        let session = spec.engine.sessions.live(&spec.options);
+        let claim = spec.claim(session.as_deref())?;
         let written = claim.request_clock();
-        Ok(Self { spec, claim: Some(claim), written, in_flight: InFlight::default(), activity })
+        Ok(Self { spec, claim: Some(claim), session, written, in_flight: InFlight::default(), activity })
     }
 
     /// Is `true` if something of it may be on the server: a lock that an attempt took, or an entry that keeps others
@@ -47,6 +51,12 @@ impl<'a> Pending<'a> {
         // `is_clean` alone is not enough: after an outcome that is unknown the backend may take its claim for clean,
         // while the request is still on its way.
         self.claim.as_ref().is_some_and(|claim| self.in_flight.may_arrive() || !claim.is_clean())
+    }
+
+    /// Is `true` if a session is to keep the lock, and none does, or not any more.
+    pub(super) fn lacks_session(&self) -> bool {
+        self.spec.engine.sessions.keep(&self.spec.options)
+            && !self.session.as_ref().is_some_and(|session| session.is_live())
     }
 
     /// Notes that an attempt begins. Returns the clock that reports its way to the wire, if there is one.
@@ -74,7 +84,11 @@ impl Drop for Pending<'_> {
                 key: self.spec.key.clone(),
                 site: self.spec.site,
                 claim,
-                lease: self.spec.options.lease,
+                lease: match self.session {
+                    Some(_) => usual_lease(self.spec.options.lease),
+                    None => self.spec.options.lease,
+                },
+                session: self.session.take(),
                 request_timeout: self.spec.options.request_timeout(),
                 activity,
                 tenure: None,
@@ -132,6 +146,7 @@ impl<'a> Acquire<'a> {
         let rechecks = self.unsettled.unknowns() > 0;
         self.span.attempt(rechecks);
         let answer = self.ask().await?;
+        let answer = self.past_dead_holder(answer).await?;
         if rechecks {
             self.span.rechecked(answer.outcome());
         }
@@ -144,7 +159,7 @@ impl<'a> Acquire<'a> {
         Ok(answer)
     }
 
-    async fn ask(&mut self) -> Result<Answer, Failure> {
+    pub(super) async fn ask(&mut self) -> Result<Answer, Failure> {
         let at = self.engine.clock.now();
         // An acquire that asks at once counts from its start, which spares a look at the clock.
         if !std::mem::take(&mut self.requests.asks_at_once) {

@@ -52,7 +52,7 @@ impl<'a> Acquire<'a> {
         let mut shares = Shares::with_capacity(grants.len());
         for (pending, grant) in self.pendings.iter_mut().zip(grants) {
             let Some(claim) = pending.claim.take() else { return Err(gone()) };
-            let hold = Hold::new(pending.spec, claim, grant, sent);
+            let hold = Hold::new(pending.spec, (claim, pending.session.take()), grant, sent);
             self.engine.registry.list(&hold);
             // Dropping a share releases the lock, also one that comes too late.
             shares.push(Share::first(hold));

@@ -77,6 +77,11 @@ impl WithdrawalPlan {
         Self { arrives_until, until, leave_until, retracts: retracts.is_some(), is_news: true }
     }
 
+    /// Notes that what is left on the servers lasts until then at the least.
+    pub(super) fn lasts_until(&mut self, at: Timestamp) {
+        self.until = self.until.max(at);
+    }
+
     /// Returns for how long a withdrawal sent at `now` leaves the key taken.
     pub(super) fn leaves_for(&self, now: Timestamp) -> LeavesFor {
         let asked = self.leave_until.since(now);
@@ -203,6 +208,20 @@ mod tests {
         let answer = Err(Failure::unavailable(""));
         assert_eq!(retracts.after(&answer, left, at(50), false), Next::Again { is_news: false });
         assert_eq!(retracts.after(&answer, left, at(61), false), Next::GiveUp);
+    }
+
+    #[test]
+    fn what_lasts_for_longer_is_asked_for_until_then_and_arrives_no_later_for_it() {
+        let mut plan = plan(0);
+        plan.lasts_until(at(100));
+        let mut after = |answer, now| {
+            let left = plan.leaves_for(at(now));
+            plan.after(&answer, left, at(now), false)
+        };
+        let away = || Err(Failure::unavailable(""));
+        assert_eq!(after(away(), 99), Next::Again { is_news: false });
+        assert_eq!(after(away(), 100), Next::GiveUp);
+        assert_eq!(after(Ok(Withdrawal { settled: false, ..Withdrawal::ABSENT }), 10), Next::Settled);
     }
 
     #[test]

@@ -41,6 +41,9 @@ pub struct LeaseTerms {
     pub validity: Validity,
     /// The lease to be kept up, or the requested one where a session keeps the lock.
     pub lease: Duration,
+    /// The lease by which a renewal is made again that failed, or that the backend wanted: the same, or a shorter one
+    /// where a session of the process keeps the lock for hours.
+    pub retried_by: Duration,
     /// The time at which `max_hold` ends the hold.
     pub ends_at: Timestamp,
 }
@@ -105,7 +108,14 @@ impl LeaseTerms {
     pub fn new(validity: Validity, asked: Duration, ends_at: Timestamp) -> Self {
         // The backend may have granted another lease than was asked for; what it granted is what the server ends.
         let lease = length_of(validity).unwrap_or(asked);
-        Self { validity, lease, ends_at }
+        Self { validity, lease, retried_by: lease, ends_at }
+    }
+
+    /// Has renewals made again as those of a lock with this lease.
+    #[must_use]
+    pub(crate) fn retried_by(mut self, lease: Duration) -> Self {
+        self.retried_by = self.lease.min(lease);
+        self
     }
 
     /// Plans a hold that is granted at `now` by a request sent at `sent`, and that has a shorter lease at first if that
@@ -167,7 +177,7 @@ impl LeaseTerms {
     pub fn pause(&self, deadline: Timestamp, confirmed_at: Timestamp) -> Duration {
         // At least 5 ms, or half of that after a failure: a first lease of a few milliseconds that cannot be renewed
         // must not keep the keeper busy.
-        (self.lease_that_runs(deadline, confirmed_at) / 12).max(Duration::from_millis(5))
+        (self.lease_that_runs(deadline, confirmed_at).min(self.retried_by) / 12).max(Duration::from_millis(5))
     }
 
     /// Returns how long the lease that runs now is in all, which may be a first one.
@@ -312,8 +322,12 @@ mod tests {
     use super::*;
 
     const LEASE: Duration = Duration::from_secs(12);
-    const TERMS: LeaseTerms =
-        LeaseTerms { validity: Validity::Lease(LEASE), lease: LEASE, ends_at: Timestamp::NEVER };
+    const TERMS: LeaseTerms = LeaseTerms {
+        validity: Validity::Lease(LEASE),
+        lease: LEASE,
+        retried_by: LEASE,
+        ends_at: Timestamp::NEVER,
+    };
 
     fn at(millis: u64) -> Timestamp {
         Timestamp::from_nanos(millis * 1_000_000)
@@ -350,6 +364,7 @@ mod tests {
         let session = |length| LeaseTerms { validity: Validity::Session(length), ..TERMS };
         let short = LeaseTerms { ends_at: at(9_000), ..TERMS };
         let longer = LeaseTerms { ends_at: at(20_000), ..TERMS };
+        let kept = TERMS.retried_by(LEASE / 4);
         let before = held(at(TRUSTED));
         let lost = Standing { condition: Condition::Lost, ..before };
         let released = Standing { condition: Condition::Released, ..before };
@@ -379,6 +394,7 @@ mod tests {
             ("a renewal that failed", TERMS, failed, before, at_risk(at(4_990))),
             ("one in a first lease", TERMS, failed, held(at(1_200)), at_risk(at(4_100))),
             ("one in a very short lease", TERMS, failed, held(at(12)), at_risk(at(4_005))),
+            ("one of a lock that a session keeps", kept, failed, held(at(TRUSTED)), at_risk(at(4_250))),
             ("one before the end", short, failed, held(at(9_000)), at_risk(Timestamp::NEVER)),
         ];
         for (what, terms, report, hold, after) in rows {

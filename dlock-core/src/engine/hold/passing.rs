@@ -71,7 +71,7 @@ impl Hold {
         let now = spec.engine.clock.now();
         let hold = Self::make(
             spec,
-            claim,
+            (claim, before.session.clone()),
             (fences, true),
             // No first lease: `ReservedFences` has no second fence for a hold with one.
             (before.terms.validity, None),
@@ -174,7 +174,7 @@ mod tests {
     fn passed(between: impl FnOnce(&Hold)) -> (ManualClock, Arc<Hold>) {
         let clock = ManualClock::stopped();
         let spec = spec(&clock);
-        let before = Hold::new(&spec, spec.claim().unwrap(), granted(), clock.clock().now());
+        let before = Hold::new(&spec, (spec.claim(None).unwrap(), None), granted(), clock.clock().now());
         assert!(before.next_fences().is_some() && before.may_be_passed_on(clock.clock().now()));
         assert_eq!(before.close(), Condition::Held);
         let claim = before.try_take_claim().flatten().unwrap();
@@ -214,7 +214,7 @@ mod tests {
     fn a_hold_of_which_a_first_lease_runs_is_not_passed_on() {
         let clock = ManualClock::stopped();
         let (spec, now) = (spec(&clock), clock.clock().now());
-        let held = |grant| Hold::new(&spec, spec.claim().unwrap(), grant, now);
+        let held = |grant| Hold::new(&spec, (spec.claim(None).unwrap(), None), grant, now);
         assert!(held(granted()).next_fences().is_some());
         assert!(held(granted().with_first_lease(LEASE / 10)).next_fences().is_none());
     }

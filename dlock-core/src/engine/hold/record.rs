@@ -16,7 +16,8 @@ impl Hold {
     /// Reads the clock for a record of an end that may follow, where there is a sink. Before the end: what is read
     /// later could be a moment at which `check` is not Ok any more.
     pub(super) fn audit_clock(&self) -> Option<Timestamp> {
-        self.engine.audit.as_ref().map(|_| self.engine.clock.now().min(self.deadline()))
+        let ends_at = || self.session.as_ref().map_or(Timestamp::NEVER, |session| session.deadline());
+        self.engine.audit.as_ref().map(|_| self.engine.clock.now().min(self.deadline()).min(ends_at()))
     }
 
     /// Reports that the hold has ended, which it does once: it could be relied on until `until`.

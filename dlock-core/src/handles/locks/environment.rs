@@ -1,9 +1,11 @@
 //! Options that an operator changes, from the environment.
 
 use std::env::VarError;
+use std::time::Duration;
 
 use super::LocksBuilder;
 use crate::backend::UrlParts;
+use crate::engine::session;
 use crate::error::{Error, Failure, Operation, Result};
 use crate::options::{MAX_LEASE, MIN_LEASE, Options, Wait};
 
@@ -14,6 +16,7 @@ type Setter = fn(&mut Settings, &str) -> Result<(), &'static str>;
 #[derive(Clone, Default)]
 struct Settings {
     options: Options,
+    session: Option<Duration>,
     label: Option<String>,
     prefix: Option<String>,
 }
@@ -26,7 +29,7 @@ const PREFIX: &str = "DLOCK_";
 const LEASE: &str = "DLOCK_LEASE";
 
 /// In this order, since some bounds depend on the lease.
-const VARIABLES: [(&str, Setter); 7] = [
+const VARIABLES: [(&str, Setter); 8] = [
     (LEASE, |settings, text| {
         settings.options.lease = UrlParts::time(text).ok_or(A_TIME)?;
         Ok(())
@@ -51,6 +54,11 @@ const VARIABLES: [(&str, Setter); 7] = [
     }),
     ("DLOCK_RECHECKS", |settings, text| {
         settings.options.rechecks = Some(text.parse().map_err(|_| "a number from 0 to 10")?);
+        Ok(())
+    }),
+    ("DLOCK_SESSION", |settings, text| {
+        let timeout = UrlParts::time(text).filter(|timeout| session::TIMEOUTS.contains(timeout));
+        settings.session = Some(timeout.ok_or("a time from 300ms to 1h")?);
         Ok(())
     }),
     ("DLOCK_LABEL", |settings, text| {
@@ -98,6 +106,7 @@ impl LocksBuilder {
     /// | `DLOCK_WAIT` | [`with_wait`](Self::with_wait) | a time up to 24h, `0` or `forever` |
     /// | `DLOCK_MAX_HOLD` | [`with_max_hold`](Self::with_max_hold) | a time: the lease to 720h |
     /// | `DLOCK_RECHECKS` | [`with_rechecks`](Self::with_rechecks) | 0 to 10 |
+    /// | `DLOCK_SESSION` | [`with_session`](Self::with_session) | a time: 300ms to 1h |
     /// | `DLOCK_LABEL` | [`with_label`](Self::with_label) | up to 64 bytes |
     /// | `DLOCK_PREFIX` | [`with_prefix`](Self::with_prefix) | up to 128 bytes |
     ///
@@ -157,7 +166,7 @@ impl LocksBuilder {
         get: impl Fn(&str) -> Result<Option<String>, &'static str>,
     ) -> Vec<String> {
         let (label, prefix) = (self.label.take(), self.prefix.take());
-        let mut settings = Settings { options: self.options, label, prefix };
+        let mut settings = Settings { options: self.options, session: self.session, label, prefix };
         let (mut wrong, mut lease_is_known) = (Vec::new(), true);
         for (of_all, set) in VARIABLES {
             let own = of_all.replacen(PREFIX, own, 1);
@@ -175,15 +184,14 @@ impl LocksBuilder {
                 wrong.push(format!("the environment variable {name}: {what}"));
             }
         }
-        Settings { options: self.options, label: self.label, prefix: self.prefix } = settings;
+        Settings { options: self.options, session: self.session, label: self.label, prefix: self.prefix } =
+            settings;
         wrong
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{ErrorKind, Locks, Memory};
 
@@ -224,6 +232,7 @@ mod tests {
             ("DLOCK_REQUEST_TIMEOUT", " 5s "),
             ("DLOCK_MAX_HOLD", "2m"),
             ("DLOCK_RECHECKS", "0"),
+            ("DLOCK_SESSION", "10s"),
             ("DLOCK_LABEL", "orders"),
             ("DLOCK_PREFIX", ""),
         ])
@@ -233,6 +242,7 @@ mod tests {
         assert_eq!(builder.options.request_timeout, Some(Duration::from_secs(5)));
         assert_eq!(builder.options.max_hold, Some(Duration::from_secs(120)));
         assert_eq!(builder.options.rechecks, Some(0));
+        assert_eq!(builder.session, Some(Duration::from_secs(10)));
         assert_eq!((builder.label.as_deref(), &builder.prefix), (Some("orders"), &None));
         builder.build().unwrap();
         // The bounds that depend on it are those of the new lease.
@@ -259,6 +269,9 @@ mod tests {
             ("DLOCK_MAX_HOLD", "1s"),
             ("DLOCK_RECHECKS", "11"),
             ("DLOCK_RECHECKS", "many"),
+            ("DLOCK_SESSION", "299ms"),
+            ("DLOCK_SESSION", "61m"),
+            ("DLOCK_SESSION", "yes"),
             ("DLOCK_LABEL", &long),
             ("DLOCK_PREFIX", &long),
         ] {

@@ -85,11 +85,15 @@ impl Locks {
     #[must_use]
     pub fn health(&self) -> Health {
         let known = self.engine.registry.health();
+        // The locks that a session keeps live by its record, which has an engine of its own.
+        let record = self.engine.sessions.health();
+        let of_record = record.as_ref();
+        let contacts = [known.contact, of_record.and_then(|record| record.contact)];
         Health {
             accepts: known.accepts && !self.engine.is_in_child(),
-            last_contact: known.contact,
-            oldest_unconfirmed_renewal: known.oldest,
-            keeper_lag: known.keeper_lag,
+            last_contact: contacts.into_iter().flatten().min(),
+            oldest_unconfirmed_renewal: known.oldest.max(of_record.and_then(|record| record.oldest)),
+            keeper_lag: of_record.map_or(known.keeper_lag, |record| known.keeper_lag.max(record.keeper_lag)),
             nodes: self.engine.backend.nodes(),
             exported: self.engine.telemetry.exported(),
         }

@@ -39,7 +39,7 @@ pub(in crate::sqlite) async fn attempt_all(claims: &mut [&mut SqliteClaim]) -> R
         if other != writer {
             return Ok(BatchAttempt::Separately);
         }
-        database.may_grant(claim.request.lease)?;
+        database.may_grant(claim.request.usual_lease)?;
     }
     let list = list(claims);
     // Writing first: a batch that is free costs one statement. Which key was busy is looked up only when it was
